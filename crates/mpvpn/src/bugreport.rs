@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use mpvpn_input::dirs::STATE_DIR;
 use mpvpn_os::program::{self, Ended};
 
 use self::redact::Redactor;
@@ -51,40 +52,33 @@ const FILES: &[&str] = &[
     "/proc/net/snmp",
 ];
 
-/// Keys of configuration files whose values are names of machines or people. They may have a token, or a user
-/// name and a password, before an `@`.
-const NAME_KEYS: &[&str] = &["server", "public", "domains", "email", "via", "server-name"];
-
 /// Collects the report about the processes at these sockets. `progress` is called before each part.
 pub(crate) fn collect(sockets: &[PathBuf], progress: &mut dyn FnMut(&str)) -> String {
-    let configs = configuration_files();
     let mut redactor = Redactor::default();
-    for (_, text) in &configs {
-        for name in names_in(text) {
-            redactor.hide_name(name);
-        }
-        for secret in secrets_in(text) {
-            redactor.hide_secret(secret);
-        }
-    }
-    let mut report = format!("mpvpn {}\n", env!("CARGO_PKG_VERSION"));
+    let mut parts = Vec::new();
     let mut add = |title: &str, text: &str| {
         progress(title);
-        let _ = write!(report, "\n=== {title}\n{}\n", redactor.redact(end_of(text)).trim_end());
+        parts.push((title.to_owned(), end_of(text).to_owned()));
     };
     if sockets.is_empty() {
         add("processes", "no mpvpn answers here");
     }
     for socket in sockets {
-        let status = mpvpn_api::fetch_status(socket)
-            .map_err(|error| error.to_string())
-            .and_then(|status| serde_json::to_string_pretty(&status).map_err(|error| error.to_string()));
+        let status = mpvpn_api::fetch_status(socket).map_err(|error| error.to_string()).and_then(|status| {
+            redactor.learn("status", &serde_json::to_value(&status).unwrap_or_default());
+            serde_json::to_string_pretty(&status).map_err(|error| error.to_string())
+        });
         add(&format!("status of {}", socket.display()), &status.unwrap_or_else(|error| error));
         let events = mpvpn_api::fetch_events(socket).unwrap_or_else(|error| error.to_string());
         add(&format!("events of {}", socket.display()), &events);
     }
-    for (path, text) in &configs {
-        add(&path.display().to_string(), text);
+    for path in toml_files() {
+        let text = read(&path);
+        redactor.learn_toml(&text);
+        // The files of users are not for reports.
+        if !path.file_stem().is_some_and(|stem| stem.to_string_lossy().contains("users")) {
+            add(&path.display().to_string(), &text);
+        }
     }
     for (program, arguments) in PROGRAMS {
         add(&format!("{program} {}", arguments.join(" ")), &output_of(program, arguments));
@@ -92,41 +86,27 @@ pub(crate) fn collect(sockets: &[PathBuf], progress: &mut dyn FnMut(&str)) -> St
     for path in FILES {
         add(path, &read(Path::new(path)));
     }
+    parts.iter().for_each(|(_, text)| redactor.learn_text(text));
+    let mut report = format!("mpvpn {}\n", env!("CARGO_PKG_VERSION"));
+    for (title, text) in parts {
+        let _ = write!(report, "\n=== {title}\n{}\n", redactor.redact(&text).trim_end());
+    }
     report
 }
 
-/// The configuration files of this machine, but for those of users, with their texts.
-fn configuration_files() -> Vec<(PathBuf, String)> {
-    let Ok(entries) = std::fs::read_dir("/etc/mpvpn") else { return Vec::new() };
-    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+/// The TOML files of this machine: configurations, and users.
+fn toml_files() -> Vec<PathBuf> {
+    let list = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+    };
+    let states = list(Path::new(STATE_DIR));
+    let of_instances = states.iter().flat_map(|folder| list(folder));
+    let mut paths: Vec<_> = list(Path::new("/etc/mpvpn")).into_iter().chain(of_instances).collect();
+    paths.extend(states);
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
-    paths.retain(|path| !path.file_stem().is_some_and(|stem| stem.to_string_lossy().contains("users")));
     paths.sort();
-    paths.into_iter().map(|path| (path.clone(), read(&path))).collect()
-}
-
-/// The values of keys that satisfy `is_wanted` in a configuration file, each without a scheme; no comments.
-fn values_in(text: &str, is_wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = &str> {
-    let lines = text.lines().filter_map(|line| line.split_once('='));
-    let values = lines.filter(move |(key, _)| is_wanted(key.trim())).map(|(_, value)| value);
-    let values = values.map(|value| value.split('#').next().unwrap_or_default());
-    let words = values.flat_map(|value| value.split(['"', '\'', '[', ']', ',', ' ']));
-    words.map(|word| word.split("://").last().unwrap_or_default()).filter(|word| !word.is_empty())
-}
-
-/// The names of machines and people in a configuration file, without ports.
-fn names_in(text: &str) -> Vec<&str> {
-    let words = values_in(text, |key| NAME_KEYS.contains(&key));
-    let hosts = words.map(|word| word.rsplit_once('@').map_or(word, |(_, host)| host));
-    hosts.map(|host| host.split([':', '/']).next().unwrap_or_default()).collect()
-}
-
-/// Tokens and passwords in a configuration file.
-fn secrets_in(text: &str) -> Vec<&str> {
-    let credentials = values_in(text, |key| NAME_KEYS.contains(&key))
-        .filter_map(|word| Some(word.rsplit_once('@')?.0))
-        .map(|before| before.split_once(':').map_or(before, |(_, password)| password));
-    values_in(text, |key| key == "token").chain(credentials).collect()
+    paths
 }
 
 fn read(path: &Path) -> String {
@@ -155,16 +135,66 @@ mod tests {
 
     #[test]
     fn names_of_servers_are_found_in_configuration_files() {
-        let text = "server = \"vpn.example.org:443\"\npublic='edge.example'\n[acme]\ndomains = [\"a.example\", \"b.example\"]\nname = \"x\"\n";
-        assert_eq!(names_in(text), ["vpn.example.org", "edge.example", "a.example", "b.example"]);
+        let text = "server = \"vpn.example.org:443\"\npublic='edge.example'\nname = \"x\"\n[acme]\ndomains = [\"a.example\", \"b.example\"]\n";
+        let names = "vpn.example.org edge.example a.example b.example";
+        assert!(report(&[text], &[], &[names]).ends_with("\n[server] [server] [server] [server]\n"));
     }
 
     #[test]
     fn tokens_and_passwords_are_found_in_configuration_files() {
         let text = "token = 'correct-horse' # of the office\nvia = ['http://anna:open%20sesame@proxy.example:3128']\n\
                     server = \"mpvpn://mpvpn_abc@vpn.example:443?pin=12\"\npin = '12'\n";
-        assert_eq!(secrets_in(text), ["correct-horse", "open%20sesame", "mpvpn_abc"]);
-        assert_eq!(names_in(text), ["proxy.example", "vpn.example"]);
+        let shown =
+            report(&[text], &[], &["correct-horse open%20sesame mpvpn_abc proxy.example vpn.example"]);
+        assert!(shown.ends_with("\n[key 1] [key 2] [key 3] [server] [server]\n"), "{shown}");
+    }
+
+    /// A report about configuration files, files of users, and other texts.
+    fn report(configs: &[&str], users: &[&str], texts: &[&str]) -> String {
+        let mut redactor = Redactor::default();
+        configs.iter().chain(users).for_each(|text| redactor.learn_toml(text));
+        configs.iter().chain(texts).for_each(|text| redactor.learn_text(text));
+        configs.iter().chain(texts).map(|text| redactor.redact(text) + "\n").collect()
+    }
+
+    #[test]
+    fn secrets_are_found_by_their_keys_whatever_they_look_like() {
+        let client = "server = 'vpn.example:443'\ntoken = 'a.b+c/d='\nvia = [\n  \"http://carol:p#w'd@proxy.example:3128\",\n]\n\
+                      link = [{ name = 'wwan0', via = \"dave:s3cr3t word@proxy2.example\" }]\n";
+        let logs = "123 /usr/bin/mpvpn client --token x.Y/z= --via http://erin:hunter2@proxy3.example\n\
+                    Environment: https_proxy=http://frank:pa55@proxy4.example:80 token=t0~k3n.\n\
+                    mpvpn client mpvpn://e+f/g=.h@192.0.2.1/?pin=1, and e+f/g=.h again\n\
+                    {\"token\": \"a b\", \"name\": \"wwan0\"}\n";
+        let shown = report(&[client], &[], &[logs]);
+        for secret in
+            ["a.b+c/d=", "p#w'd", "s3cr3t", "x.Y/z=", "hunter2", "pa55", "t0~k3n", "e+f/g=.h", "a b"]
+        {
+            assert!(!shown.contains(secret), "{secret}: {shown}");
+        }
+        for kept in ["wwan0", "/usr/bin/mpvpn client", "192.0.2.1", "\"name\""] {
+            assert!(shown.contains(kept), "{kept}: {shown}");
+        }
+        let wrong = "this is not a token: expected 1 to 4096 letters\ndefault via 192.0.2.1 dev eth0\n";
+        assert_eq!(report(&[], &[], &[wrong]), format!("{wrong}\n"));
+    }
+
+    #[test]
+    fn users_have_the_same_number_instead_of_a_name_in_the_whole_report() {
+        let server = "users = '/etc/mpvpn/users.toml'\n[[access]]\nallow = true\nusers = [\n  'anna',\n  'bob@example.org',\n]\n\
+                      [acme]\nemail = 'root-of-all@example.net'\n";
+        let users = "[[user]]\nname = 'default'\n[[user]]\nname = 'zoe'\ntoken-sha256 = '12'\n";
+        let logs = "ts INFO anna (192.0.2.9) connected\nDEBUG user=\"eve\" refused\nzoe lost access, eve too; annalena not\n\
+                    {\"users\": [{\"name\": \"mallory\"}], \"user\": \"anna\"}\ndefault via 192.0.2.1\n";
+        let shown = report(&[server], &[users], &[logs]);
+        for name in ["'anna'", "bob@", "zoe", "eve", "root-of-all", "user=\"eve\""] {
+            assert!(!shown.contains(name), "{name}: {shown}");
+        }
+        let of = |name: &str| shown.lines().find(|line| line.contains(name)).unwrap().to_owned();
+        let anna = of("connected").split_whitespace().nth(2).unwrap().to_owned();
+        assert!(anna.starts_with("user-"), "{shown}");
+        assert!(of("\"user\"").contains(&format!("\"user\": \"{anna}\"")), "{shown}");
+        assert!(shown.contains("annalena") && shown.contains("default via"), "{shown}");
+        assert!(shown.contains("/etc/mpvpn/users.toml"), "{shown}");
     }
 
     #[test]

@@ -14,18 +14,20 @@ use mpvpn_tests::{
 use serde_json::Value;
 
 /// Secrets and names that the configuration files of this machine have beside the ones of the running client:
-/// a token without a digit, shorter than a hash, and the password of a proxy.
+/// a token without a digit, shorter than a hash, with signs of base64, and the password of a proxy.
 const OFFICE: &str = "\
 server = 'office.example.test:443'
-token = 'correct-horse'
-via = 'http://anna:open-sesame@proxy.example.test:3128'
+token = 'correct.horse/+='
+via = 'http://carol:open-sesame@proxy.example.test:3128'
 ";
-const HIDDEN: [&str; 6] = [
+const HIDDEN: [&str; 8] = [
     "vpn.example.test",
     "office.example.test",
-    "correct-horse",
+    "correct.horse",
     "open-sesame",
     "proxy.example.test",
+    "carol",
+    "anna",
     "9.9.9.9",
 ];
 

@@ -1,15 +1,26 @@
-//! Makes secrets and public addresses unreadable.
+//! Makes secrets, names of users and public addresses unreadable.
 //!
-//! In: text of any kind. Out: the text with `[address 1]`, `[key 1]`, `[mac 1]` and `[server]` in their
-//! places. Always holds: the same address or key has the same number in the whole report, so that a reader
-//! still sees what belongs together.
+//! In: files and texts of any kind, all of them before the first is redacted. Out: the text with `[address
+//! 1]`, `[key 1]`, `[mac 1]`, `user-1` and `[server]` in their places. Always holds: secrets and users are
+//! found by the key that they have anywhere in the report; the same address, key or user has the same number
+//! in the whole report, so that a reader still sees what belongs together.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
 };
 
 use mpvpn_packet::public::is_public;
+use mpvpn_users::credentials::FIRST_USER;
+use serde_json::Value;
+
+/// Keys whose values are names of machines. A token, or a user and a password, may stand before an `@`.
+const NAME_KEYS: [&str; 5] = ["server", "public", "domains", "via", "server-name"];
+/// Keys that are looked for in logs, command lines and JSON.
+const TEXT_KEYS: [&str; 3] = ["token", "via", "user"];
+/// Names of users that nobody has chosen.
+const DEFAULT_USERS: [&str; 4] = [FIRST_USER, "anonymous", "mpvpn", "root"];
 
 /// Length from which a word with a digit counts as a key (characters): tokens, pins and hashes are longer,
 /// names shorter.
@@ -23,10 +34,85 @@ const MIN_NAME_LEN: usize = 4;
 pub(super) struct Redactor {
     numbers: HashMap<String, usize>,
     names: Vec<String>,
+    users: Vec<String>,
     secrets: Vec<String>,
 }
 
 impl Redactor {
+    /// Learns from a configuration or a file of users.
+    pub(super) fn learn_toml(&mut self, text: &str) {
+        // Text that is no TOML is read by `learn_text`.
+        if let Ok(value) = toml::from_str(text) {
+            self.learn("file", &value);
+        }
+    }
+
+    /// Learns from the value of a key.
+    pub(super) fn learn(&mut self, key: &str, value: &Value) {
+        match value {
+            Value::Object(all) => {
+                for (inner, value) in all {
+                    let of_user = inner == "name" && matches!(key, "user" | "users");
+                    self.learn(if of_user { key } else { inner }, value);
+                }
+            }
+            Value::Array(all) => all.iter().for_each(|value| self.learn(key, value)),
+            Value::String(text) => self.learn_value(key, text),
+            _ => {}
+        }
+    }
+
+    /// Learns from text with keys and values, and with URLs.
+    pub(super) fn learn_text(&mut self, text: &str) {
+        for line in text.lines() {
+            for (at, slashes) in line.match_indices("://") {
+                let is_end = |c: char| c.is_whitespace() || "\"'`<>".contains(c);
+                let url = line[at + slashes.len()..].split(is_end).next().unwrap_or_default();
+                if let Some((credentials, _)) = url.rsplit_once('@') {
+                    self.hide_credentials(credentials);
+                }
+            }
+            for key in TEXT_KEYS {
+                for (at, _) in line.match_indices(key) {
+                    if let Some(value) = value_of_key(&line[..at], &line[at + key.len()..]) {
+                        self.learn_value(key, value);
+                    }
+                }
+            }
+        }
+    }
+
+    fn learn_value(&mut self, key: &str, text: &str) {
+        match key {
+            "token" => self.hide_secret(text),
+            "user" | "users" | "email" => self.hide_user(text),
+            key if NAME_KEYS.contains(&key) => {
+                let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+                let (credentials, host) = rest.rsplit_once('@').unwrap_or(("", rest));
+                self.hide_credentials(credentials);
+                self.hide_name(host.split([':', '/']).next().unwrap_or_default());
+            }
+            _ => {}
+        }
+    }
+
+    /// Hides a token, or a user and a password.
+    fn hide_credentials(&mut self, credentials: &str) {
+        let (user, secret) = credentials.split_once(':').unwrap_or(("", credentials));
+        self.hide_user(user);
+        self.hide_secret(secret);
+    }
+
+    /// Hides the name of a user where no letter or digit stands beside it.
+    fn hide_user(&mut self, name: &str) {
+        // The key `users` may also name the users' file.
+        let is_file = name.starts_with('/') || name.ends_with(".toml");
+        let is_known = DEFAULT_USERS.contains(&name) || self.users.iter().any(|known| known == name);
+        if !name.is_empty() && !is_file && !is_known {
+            self.users.push(name.to_owned());
+        }
+    }
+
     /// Hides this name wherever it stands: the server's.
     pub(super) fn hide_name(&mut self, name: &str) {
         let is_address = name.parse::<IpAddr>().is_ok();
@@ -41,7 +127,7 @@ impl Redactor {
     /// Hides a token or a password, however short it is: wherever it stands, or, if it would be found inside
     /// of other words, where no letter or digit stands beside it.
     pub(super) fn hide_secret(&mut self, secret: &str) {
-        if !self.secrets.iter().any(|known| known == secret) {
+        if !secret.is_empty() && !self.secrets.iter().any(|known| known == secret) {
             self.secrets.push(secret.to_owned());
         }
     }
@@ -49,8 +135,14 @@ impl Redactor {
     /// The text without secrets and public addresses.
     pub(super) fn redact(&mut self, text: &str) -> String {
         let mut text = text.to_owned();
+        // The longest first: a shorter one may be a part of it.
+        self.secrets.sort_by_key(|secret| Reverse(secret.len()));
         for secret in self.secrets.clone() {
-            text = self.without(&text, &secret);
+            let is_short = secret.chars().count() < MIN_NAME_LEN;
+            text = self.without(&text, "key", &secret, is_short);
+        }
+        for user in self.users.clone() {
+            text = self.without(&text, "user", &user, true);
         }
         for name in &self.names {
             text = text.replace(name.as_str(), "[server]");
@@ -59,17 +151,16 @@ impl Redactor {
         replace_runs(&text, is_of_address, |run| self.addresses(run))
     }
 
-    fn without(&mut self, text: &str, secret: &str) -> String {
-        let is_short = secret.chars().count() < MIN_NAME_LEN;
+    fn without(&mut self, text: &str, what: &str, secret: &str, as_word: bool) -> String {
         let mut done = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(at) = rest.find(secret) {
             let (before, after) = (&rest[..at], &rest[at + secret.len()..]);
             done.push_str(before);
             let is_word = !before.ends_with(is_of_key) && !after.starts_with(is_of_key);
-            match is_short && !is_word {
+            match as_word && !is_word {
                 true => done.push_str(secret),
-                false => done.push_str(&self.numbered("key", secret)),
+                false => done.push_str(&self.numbered(what, secret)),
             }
             rest = after;
         }
@@ -115,8 +206,31 @@ impl Redactor {
     fn numbered(&mut self, what: &str, value: &str) -> String {
         let next = self.numbers.keys().filter(|known| known.starts_with(what)).count() + 1;
         let number = self.numbers.entry(format!("{what} {value}")).or_insert(next);
-        format!("[{what} {number}]")
+        if what == "user" { format!("user-{number}") } else { format!("[{what} {number}]") }
     }
+}
+
+/// The value of a key that stands between these texts, as in `key = "value"`, `"key": "value"`, `key=value`
+/// and `--key value`.
+fn value_of_key<'a>(before: &str, after: &'a str) -> Option<&'a str> {
+    if before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_') {
+        return None;
+    }
+    let after = after.strip_prefix(['"', '\'']).unwrap_or(after);
+    let rest = after.trim_start();
+    let value = match rest.strip_prefix(['=', ':']) {
+        Some(value) => value.trim_start(),
+        None if before.ends_with("--") && rest.len() < after.len() => rest,
+        None => return None,
+    };
+    let unquoted = value.strip_prefix(['"', '\'']);
+    let value = match unquoted {
+        Some(unquoted) => unquoted.split(&value[..1]).next()?,
+        // Sentences have colons.
+        None if rest.starts_with(':') => return None,
+        None => value.split_whitespace().next()?.trim_end_matches([',', ';', ')', ']', '}']),
+    };
+    (!value.is_empty()).then_some(value)
 }
 
 /// Replaces those maximal runs of characters for which `replace` has something else.

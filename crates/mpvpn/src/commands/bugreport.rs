@@ -26,8 +26,8 @@ Examples:
       as root: shows the report, and asks before it writes mpvpn-bugreport.txt
   mpvpn bugreport --yes --output /tmp/report.txt
 
-Tokens, passwords, keys, hardware addresses, public addresses and the server's name are replaced by numbers, the same in the whole
-report. Names of users and links, private addresses and the ports of this machine are not: read it before you send it.";
+Tokens, passwords, keys, names of users, hardware addresses, public addresses and the server's name are replaced by numbers, the
+same in the whole report. Names of links, private addresses and the ports of this machine are not: read it before you send it.";
 
 /// Collect status, events, configuration, logs and network facts for a report of a problem, without secrets
 #[derive(Debug, Parser)]
