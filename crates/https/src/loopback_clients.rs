@@ -6,6 +6,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use mpvpn_quic::OwnSockets;
+
 /// Maps the address of each local socket to the address of the client that it serves. Only this process
 /// writes it, so nobody outside can claim another client's address.
 #[derive(Clone, Debug, Default)]
@@ -27,11 +29,22 @@ impl LoopbackClients {
 
     /// The client that sends from `address`: the entry of the table, or `address` itself.
     pub fn client_address(&self, address: SocketAddr) -> SocketAddr {
-        self.with_table(|all| all.get(&address).copied()).unwrap_or(address)
+        self.client(address).unwrap_or(address)
+    }
+
+    fn client(&self, address: SocketAddr) -> Option<SocketAddr> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        self.with_table(|all| all.get(&address).copied())
     }
 
     fn with_table<T>(&self, work: impl FnOnce(&mut BTreeMap<SocketAddr, SocketAddr>) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl OwnSockets for LoopbackClients {
+    fn contains(&self, address: SocketAddr) -> bool {
+        self.client(address).is_some()
     }
 }
 
@@ -53,7 +66,10 @@ mod tests {
         let entry = table.insert(loopback_addr, client);
         assert_eq!(table.client_address(loopback_addr), client);
         assert_eq!(table.client_address(client), client);
+        assert_eq!(table.client_address("[::ffff:127.0.0.1]:4000".parse().unwrap()), client);
+        assert!(table.contains(loopback_addr) && !table.contains(client));
         drop(entry);
+        assert!(!table.contains(loopback_addr));
         assert_eq!(table.client_address(loopback_addr), loopback_addr);
     }
 }

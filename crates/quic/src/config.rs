@@ -1,4 +1,4 @@
-use std::{net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use aws_lc_rs::hmac;
 use mpvpn_types::{CongestionControl, Duration, LinkId};
@@ -307,6 +307,13 @@ impl ClientSetup {
     }
 }
 
+/// The sockets by which this process relays packets of clients, whose credentials it has checked, to its own
+/// server.
+pub trait OwnSockets: fmt::Debug + Send + Sync {
+    /// Whether one of them has this address.
+    fn contains(&self, address: SocketAddr) -> bool;
+}
+
 /// TLS and transport of a server.
 #[derive(Clone, Debug)]
 pub struct ServerSetup {
@@ -317,6 +324,7 @@ pub struct ServerSetup {
     pub(crate) limits: StreamLimits,
     pub(crate) shard: Shard,
     pub(crate) qlog: Option<Arc<dyn QlogSink>>,
+    pub(crate) own_sockets: Option<Arc<dyn OwnSockets>>,
     cid_key: u64,
 }
 
@@ -350,8 +358,15 @@ impl ServerSetup {
             limits,
             shard: Shard::ONLY,
             qlog: options.qlog.clone(),
+            own_sockets: None,
             cid_key: cid_key(secret),
         })
+    }
+
+    /// The same configuration for a process that relays by these sockets: their clients are no strangers.
+    #[must_use]
+    pub fn with_own_sockets(self, own_sockets: Arc<dyn OwnSockets>) -> Self {
+        Self { own_sockets: Some(own_sockets), ..self }
     }
 
     /// The same configuration for one of several shards, which is encoded in its connection IDs.
@@ -370,15 +385,13 @@ impl ServerSetup {
     /// The configuration of a connection from `remote`, and its limits for streams once the client is
     /// authenticated, if they are lower until then.
     pub(crate) fn config(&self, remote: SocketAddr) -> (&Arc<noq_proto::ServerConfig>, Option<StreamLimits>) {
-        match is_local(remote) {
+        match self.is_own(remote) {
             true => (&self.inside_tcp, None),
             false => (&self.over_udp, Some(self.limits)),
         }
     }
-}
-
-/// Whether a client has a loopback address: its connection arrives inside TCP, or is the server's own. Both
-/// are accepted only with valid credentials, so such clients are no strangers.
-pub(crate) fn is_local(remote: SocketAddr) -> bool {
-    remote.ip().to_canonical().is_loopback()
+    /// Whether a client is behind one of this process's own sockets.
+    pub(crate) fn is_own(&self, remote: SocketAddr) -> bool {
+        self.own_sockets.as_ref().is_some_and(|own| own.contains(remote))
+    }
 }

@@ -45,7 +45,7 @@ pub use self::{
 };
 use crate::{
     ConnectionHandle, LocalAddress, PathStats, QlogSink,
-    config::StreamLimits,
+    config::{OwnSockets, StreamLimits},
     gate::{GateState, PathLabel, gate_state_of},
     qlog::ConnectionQlog,
     sent_datagrams::{Outcome, TrackedDatagram},
@@ -123,6 +123,8 @@ pub struct Connection {
     empty_datagram_buffer: usize,
     /// The sink of qlog events, until the handshake is complete.
     qlog: Option<Arc<dyn QlogSink>>,
+    /// The sockets of this process, at a server.
+    pub(crate) own_sockets: Option<Arc<dyn OwnSockets>>,
     /// The peer's limits once it is authenticated, if they are lower until then.
     limits_when_trusted: Option<StreamLimits>,
     /// Its entry among the strangers, until the endpoint removes it.
@@ -154,6 +156,7 @@ impl Connection {
             lone_packet: LonePacket::default(),
             handshake_unsent: false,
             qlog,
+            own_sockets: None,
             limits_when_trusted: None,
             stranger: None,
         };

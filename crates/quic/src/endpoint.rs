@@ -13,7 +13,7 @@ use noq_proto::{
 
 use crate::{
     ClientSetup, Connection, QlogSink, ServerSetup, Transmit,
-    config::{QUIC_VERSION, is_local},
+    config::QUIC_VERSION,
     connection::fault::catch_panic,
     strangers::{Strangers, Verdict},
 };
@@ -248,8 +248,9 @@ impl Endpoint {
     fn admit(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
         let (remote, validated) = (incoming.remote_address(), incoming.remote_address_validated());
         let busy = self.handshaking + self.waiting.len() >= self.retry_above;
+        let is_own = self.server.as_ref().is_some_and(|setup| setup.is_own(remote));
         let verdict = match &mut self.strangers {
-            Some(strangers) if !is_local(remote) => strangers.judge(now, remote.ip(), validated, busy),
+            Some(strangers) if !is_own => strangers.judge(now, remote.ip(), validated, busy),
             _ if busy && !validated => Verdict::Retry,
             _ => Verdict::Accept,
         };
@@ -316,6 +317,10 @@ impl Endpoint {
                 self.handshaking += 1;
                 let qlog = self.server.as_ref().and_then(|setup| setup.qlog.clone());
                 let id = self.insert(now, handle, inner, local, qlog);
+                let own_sockets = self.server.as_ref().and_then(|setup| setup.own_sockets.clone());
+                if let Some(connection) = self.get(id) {
+                    connection.own_sockets = own_sockets;
+                }
                 if let (Some(strangers), Some(limits)) = (&mut self.strangers, limits) {
                     let stranger = strangers.insert(now, id, remote.ip(), validated);
                     if let Some(connection) = self.get(id) {
@@ -596,6 +601,19 @@ mod tests {
         // First byte, version 0, two empty connection IDs, a reserved version (RFC 9000 §15), version 1.
         assert_eq!((&answer[1..7], answer.len()), (&[0; 6][..], 15));
         assert_eq!((answer[7] & 0xf, &answer[11..]), (0xa, &[0, 0, 0, 1][..]));
+    }
+
+    /// As behind a proxy for UDP on the same machine, from which all clients come.
+    #[test]
+    fn sources_on_the_loopback_are_limited_like_others() {
+        let (mut server, setup) = server(&Arc::default());
+        let now = Instant::now();
+        for number in 0..20 {
+            let initial = Client::new(now, &setup, number).sent_by_client(now).remove(0);
+            let remote = SocketAddr::from(([127, 0, 0, 1], 5000 + u16::from(number)));
+            server.handle(now, None, remote, 0, initial);
+        }
+        assert_eq!(server.handshakes().retried, 4, "{:?}", server.handshakes());
     }
 
     #[test]

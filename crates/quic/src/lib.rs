@@ -38,7 +38,7 @@ mod streams;
 
 pub use cid::{MAX_SHARDS, Shard, shard_of};
 pub use config::{
-    ClientSetup, DATAGRAM_OVERHEAD, FlowControlWindows, ServerSetup, SetupError, TransportOptions,
+    ClientSetup, DATAGRAM_OVERHEAD, FlowControlWindows, OwnSockets, ServerSetup, SetupError, TransportOptions,
 };
 pub use connection::{Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk};
 pub use endpoint::{ConnectionHandle, Endpoint, Handled, HandshakeCounters, HandshakeResult, LocalAddress};

@@ -133,7 +133,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let leases = keep_leases(&config, store, &registry, user_list.as_ref())?;
     // Dropped after everything that records events, so that the last events are written.
     let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
-    let setup = quic_setup(&credentials, qlog.as_ref())?;
+    let setup = quic_setup(&credentials, qlog.as_ref())?.with_own_sockets(Arc::new(loopback_clients.clone()));
     let users = UserProfiles::new(&config.access);
     let has_rules_of_users = Arc::new(AtomicBool::new(config.service.has_tun() && users.differ()));
     let limits = Shared::from(config.limits.clone());

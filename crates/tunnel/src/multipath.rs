@@ -228,7 +228,7 @@ impl MultipathConnection {
         let link = connection.local_of(id).and_then(LocalAddress::as_link).unwrap_or(LinkId(id.0 as u16));
         let inside_tcp = match self.role {
             Role::Client => link.is_tcp(),
-            Role::Server => connection.is_loopback_peer(id),
+            Role::Server => connection.is_own_peer(id),
         };
         if inside_tcp {
             connection.set_inside_tcp(id);

@@ -40,9 +40,10 @@ impl Connection {
         }
     }
 
-    /// Whether the peer's address is a loopback one, as of paths inside TCP at a server.
-    pub fn is_loopback_peer(&self, id: PathId) -> bool {
-        self.remote_of(id).is_some_and(|remote| remote.ip().to_canonical().is_loopback())
+    /// Whether the peer is behind a socket of this process, as on paths inside TCP at a server.
+    pub fn is_own_peer(&self, id: PathId) -> bool {
+        let own = self.own_sockets.as_ref();
+        own.zip(self.remote_of(id)).is_some_and(|(own, remote)| own.contains(remote))
     }
 
     /// Marks a path as one inside TCP, which controls congestion itself.

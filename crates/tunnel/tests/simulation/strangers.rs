@@ -246,6 +246,7 @@ fn a_stranger_has_few_streams_and_a_small_window_until_it_is_authenticated() {
     let stranger = net.add(Peer::new(&world, net.now, "198.51.100.1:1000"));
     let user = net.add(Peer::new(&world, net.now, "198.51.100.2:1000").request(authenticated()));
     let relay = net.add(Peer::new(&world, net.now, "127.0.0.1:1000"));
+    let local = net.add(Peer::new(&world, net.now, "127.0.0.2:1000"));
     net.run(30 * MS);
     net.peers[user].send_settings();
     net.wake(user);
@@ -256,7 +257,10 @@ fn a_stranger_has_few_streams_and_a_small_window_until_it_is_authenticated() {
     // One stream has its request.
     let (streams, bytes) = allowance(&mut net, user);
     assert!(streams == 511 && bytes >= 2304 << 10, "of a user: {streams} streams, {bytes} bytes");
-    // It comes from this machine, where only valid credentials open a way to the server's own QUIC.
+    // Another program of the server's machine, as a proxy for UDP.
+    let (streams, bytes) = allowance(&mut net, local);
+    assert_eq!((streams, bytes), (8, 128 << 10), "of a stranger behind a local proxy");
+    // A socket of the server itself, which only valid credentials open.
     let (streams, bytes) = allowance(&mut net, relay);
     assert!(streams == 512 && bytes >= 2304 << 10, "of a relay: {streams} streams, {bytes} bytes");
 }

@@ -1,8 +1,18 @@
 //! A server that proves to be "mpvpn", and clients that believe that.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
-use mpvpn_quic::{ClientSetup, Endpoint, ServerSetup, TransportOptions};
+use mpvpn_quic::{ClientSetup, Endpoint, OwnSockets, ServerSetup, TransportOptions};
+
+/// The gateway of the server, which has all ports of the loopback.
+#[derive(Debug)]
+struct Gateway;
+
+impl OwnSockets for Gateway {
+    fn contains(&self, address: SocketAddr) -> bool {
+        address.ip().is_loopback()
+    }
+}
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
@@ -32,6 +42,7 @@ pub(crate) fn pair(server: &TransportOptions, client: &TransportOptions) -> (End
         .with_no_client_auth();
     let alpn = vec![b"mpvpn".to_vec()];
     (accepts.alpn_protocols, connects.alpn_protocols) = (alpn.clone(), alpn);
-    let server = Endpoint::server(&ServerSetup::new(Arc::new(accepts), server, &[7; 32]).unwrap());
+    let server = ServerSetup::new(Arc::new(accepts), server, &[7; 32]).unwrap();
+    let server = Endpoint::server(&server.with_own_sockets(Arc::new(Gateway)));
     (server, ClientSetup::new(Arc::new(connects), client, &[8; 32]).unwrap())
 }

@@ -1,10 +1,13 @@
 //! The server of a world: its identity, which clients accept unchecked, its users, and its shards.
 
-use std::sync::Arc;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use mpvpn_masque::headers::Headers;
-use mpvpn_quic::{FlowControlWindows, ServerSetup, Shard, TransportOptions};
+use mpvpn_quic::{FlowControlWindows, OwnSockets, ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
 
@@ -123,7 +126,17 @@ pub(super) fn server_setup(identity: &Identity, windows: FlowControlWindows) -> 
         .unwrap();
     tls.alpn_protocols = vec![b"h3".to_vec()];
     let options = TransportOptions { max_udp_payload: 65_000, windows, ..options(1, 1) };
-    ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap()
+    ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap().with_own_sockets(Arc::new(Gateway))
+}
+
+/// The gateway of the server, which has all ports of one address.
+#[derive(Debug)]
+struct Gateway;
+
+impl OwnSockets for Gateway {
+    fn contains(&self, address: SocketAddr) -> bool {
+        address.ip() == Ipv4Addr::LOCALHOST
+    }
 }
 
 /// The shards of a server whose secrets begin with this one.
