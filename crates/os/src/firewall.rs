@@ -7,28 +7,14 @@
 //! forwarding from and to the TUN device.
 
 mod client_filter;
-pub(crate) mod json;
 mod marking;
+pub(crate) mod script;
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    net::IpAddr,
-    path::Path,
-};
+use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
 pub use client_filter::{ClientFilter, FilterRule, Profile, SessionProfiles};
 use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
-use nftables::{
-    batch::Batch,
-    expr::{
-        Expression, Fib, FibFlag, FibResult, Meta, MetaKey, NamedExpression, Payload, PayloadField, Prefix,
-        SetItem,
-    },
-    schema::{Chain, NfListObject, Nftables, Rule, Table},
-    stmt::{Match, Operator, Statement},
-    types::{NfChainPolicy, NfChainType, NfFamily, NfHook},
-};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -39,6 +25,7 @@ use crate::{
     program::{self, Ended},
     tunnel_net::inbound::{self, Connection},
 };
+use script::{any_of, hook_chain, protocol_of, quoted};
 
 /// Priority of the chain for source NAT: `srcnat` of nft(8).
 const SOURCE_NAT_PRIORITY: i32 = 100;
@@ -50,14 +37,6 @@ const MARKING_PRIORITY: i32 = -140;
 const GUARD_PRIORITY: i32 = -300;
 /// The beginning of the names of tables.
 const PREFIX: &str = "mpvpn_";
-/// Chain for source NAT.
-const POSTROUTING_CHAIN: &str = "postrouting";
-/// Chain that marks packets received from interfaces.
-const PREROUTING_CHAIN: &str = "prerouting";
-/// Chain that guards addresses.
-const GUARD_CHAIN: &str = "guard";
-/// Chain that marks packets sent by this machine; the kernel routes them again after a change of the mark.
-const OUTPUT_CHAIN: &str = "output";
 
 /// All rules of one tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -160,32 +139,28 @@ impl Change {
         }
     }
 
-    /// The transaction in the JSON form of nft.
-    fn transaction(&self) -> serde_json::Value {
+    /// The script that makes the change.
+    fn script(&self) -> String {
         match self {
-            Self::Rules(rules) => json!(transaction(rules)),
-            Self::Clients(filter, sessions) => filter.transaction(sessions),
+            Self::Rules(rules) => script_of(rules),
+            Self::Clients(filter, sessions) => filter.script(sessions),
             Self::Sessions(table, before, after) => client_filter::change(table, before, after),
-            Self::Inbound(table, links) => inbound::transaction(table, links),
-            Self::InboundConnections(table, connections) => {
-                json!({"nftables": inbound::elements(table, connections)})
-            }
-            Self::KillSwitch(exceptions) => kill_switch::transaction(exceptions),
-            Self::Remove(table) => json!({"nftables": json::remove_table(table)}),
+            Self::Inbound(table, links) => inbound::script(table, links),
+            Self::InboundConnections(table, connections) => inbound::elements(table, connections),
+            Self::KillSwitch(exceptions) => kill_switch::script(exceptions),
+            Self::Remove(table) => script::removal(table),
         }
     }
 
     /// Makes the change in this process.
     pub(crate) fn carry_out(&self) -> Ended {
-        let text = self.transaction().to_string();
-        // nft takes text that it cannot use for its other language. There a name with a quotation mark, which
-        // is escaped here, could begin a statement of its own.
-        if text.contains('\\') || !is_own(&self.table()) {
+        // A name with a quotation mark could begin a statement of its own. JSON escapes such characters.
+        if json!(self).to_string().contains('\\') || !is_own(&self.table()) {
             return Ended::Badly(
                 "a name has a quotation mark, a backslash or a control character".to_owned(),
             );
         }
-        run_nft(&["--json", "--file", "-"], text)
+        run_nft(&["--file", "-"], self.script())
     }
 }
 
@@ -228,143 +203,56 @@ pub fn table_name(name: &str) -> String {
     format!("{PREFIX}{}", name.chars().take(64).map(clean).collect::<String>())
 }
 
-fn transaction(rules: &Rules) -> Nftables<'static> {
-    let table = table_name(&rules.name);
-    let mut batch = Batch::new();
-    clear(&mut batch, &table);
-    batch.add(NfListObject::Table(table_object(&table)));
-    let mut chain = |name: &'static str, kind, hook, priority, rules: Vec<Vec<Statement<'static>>>| {
-        batch.add(NfListObject::Chain(Chain {
-            family: NfFamily::INet,
-            table: table.clone().into(),
-            name: name.into(),
-            _type: Some(kind),
-            hook: Some(hook),
-            prio: Some(priority),
-            policy: Some(NfChainPolicy::Accept),
-            ..Chain::default()
-        }));
-        for statements in rules {
-            batch.add(NfListObject::Rule(Rule {
-                family: NfFamily::INet,
-                table: table.clone().into(),
-                chain: name.into(),
-                expr: statements.into(),
-                ..Rule::default()
-            }));
-        }
+fn script_of(rules: &Rules) -> String {
+    let mut chains = Vec::new();
+    let mut chain = |chain: (&str, &str, &str), priority, rules: Vec<String>| {
+        chains.push(hook_chain(chain, priority, "accept", rules));
     };
-    // A chain for NAT makes the kernel track connections, which costs time for each packet.
     if !rules.masquerade.is_empty() {
-        let masquerade = rules.masquerade.iter().map(masquerade_statements).collect();
-        chain(POSTROUTING_CHAIN, NfChainType::NAT, NfHook::Postrouting, SOURCE_NAT_PRIORITY, masquerade);
+        let masquerade = rules.masquerade.iter().map(masquerade_rule).collect();
+        chain(("postrouting", "nat", "postrouting"), SOURCE_NAT_PRIORITY, masquerade);
     }
     if !rules.guards.is_empty() {
-        let guards = rules.guards.iter().flat_map(guard_statements).collect();
-        chain(GUARD_CHAIN, NfChainType::Filter, NfHook::Prerouting, GUARD_PRIORITY, guards);
+        let guards = rules.guards.iter().flat_map(guard_rules).collect();
+        chain(("guard", "filter", "prerouting"), GUARD_PRIORITY, guards);
     }
     if !rules.mark_rules.is_empty() {
-        let incoming = rules.mark_rules.iter().flat_map(marking::statements_of);
-        chain(
-            PREROUTING_CHAIN,
-            NfChainType::Filter,
-            NfHook::Prerouting,
-            MARKING_PRIORITY,
-            incoming.collect(),
-        );
+        let incoming = rules.mark_rules.iter().flat_map(marking::rules_of).collect();
+        chain(("prerouting", "filter", "prerouting"), MARKING_PRIORITY, incoming);
+        // The kernel routes packets of this machine again after a change of the mark.
         let own = rules.mark_rules.iter().filter(|rule| rule.packets.ingress.is_empty());
-        let exempt = rules.exempt_mark.map(|mark| {
-            let marked =
-                comparison(marking::mark_and(mark.mask), Operator::EQ, Expression::Number(mark.value));
-            vec![marked, Statement::Accept(None)]
-        });
-        let outgoing = exempt.into_iter().chain(own.flat_map(marking::statements_of));
-        chain(OUTPUT_CHAIN, NfChainType::Route, NfHook::Output, MARKING_PRIORITY, outgoing.collect());
+        let exempt = rules.exempt_mark.map(|mark| format!("{} accept", mark.condition("meta mark")));
+        let outgoing = exempt.into_iter().chain(own.flat_map(marking::rules_of)).collect();
+        chain(("output", "route", "output"), MARKING_PRIORITY, outgoing);
     }
-    batch.to_nftables()
+    script::replacement(&table_name(&rules.name), &chains)
 }
 
-/// Adds the table before deleting it, so that the deletion succeeds whether or not it existed.
-fn clear(batch: &mut Batch<'static>, table: &str) {
-    batch.add(NfListObject::Table(table_object(table)));
-    batch.delete(NfListObject::Table(table_object(table)));
-}
-
-fn table_object(table: &str) -> Table<'static> {
-    Table { family: NfFamily::INet, name: table.to_owned().into(), handle: None }
-}
-
-fn masquerade_statements(masquerade: &Masquerade) -> Vec<Statement<'static>> {
+fn masquerade_rule(masquerade: &Masquerade) -> String {
     let from = match &masquerade.from {
-        Origin::Network(network) => {
-            Some(comparison(source_address(*network), Operator::EQ, prefix(*network)))
-        }
-        Origin::Interface(name) => Some(comparison(meta(MetaKey::Iifname), Operator::EQ, text(name))),
-        Origin::Anywhere => None,
+        Origin::Network(network) => format!("{} saddr {}", protocol_of(network), network.trunc()),
+        Origin::Interface(name) => format!("iifname {}", quoted(name)),
+        Origin::Anywhere => String::new(),
     };
     let exit = match &masquerade.exit {
-        Exit::Through(name) => comparison(meta(MetaKey::Oifname), Operator::EQ, text(name)),
-        Exit::AnyBut(name) => {
-            let names = [name, "lo"].map(|name| SetItem::Element(text(name)));
-            let names = Expression::Named(NamedExpression::Set(names.to_vec()));
-            comparison(meta(MetaKey::Oifname), Operator::NEQ, names)
-        }
+        Exit::Through(name) => format!("oifname {}", quoted(name)),
+        Exit::AnyBut(name) => format!("oifname != {}", any_of([name, "lo"].map(quoted))),
     };
-    from.into_iter().chain([exit, Statement::Masquerade(None)]).collect()
+    format!("{from} {exit} masquerade")
 }
 
-/// The rules of a guard, one for each IP version that has addresses.
-fn guard_statements(guard: &AddressGuard) -> Vec<Vec<Statement<'static>>> {
-    let rule = |protocol: &'static str| {
-        let of_family = guard.addresses.iter().filter(|ip| ip.is_ipv4() == (protocol == "ip"));
-        let items: Vec<_> = of_family.map(|ip| SetItem::Element(text(&ip.to_string()))).collect();
-        let sender = Fib { result: FibResult::Type, flags: HashSet::from([FibFlag::Saddr]) };
-        (!items.is_empty()).then(|| {
-            vec![
-                comparison(meta(MetaKey::Iifname), Operator::NEQ, text(&guard.interface)),
-                comparison(
-                    field(protocol, "daddr"),
-                    Operator::EQ,
-                    Expression::Named(NamedExpression::Set(items)),
-                ),
-                comparison(Expression::Named(NamedExpression::Fib(sender)), Operator::NEQ, text("local")),
-                Statement::Drop(None),
-            ]
+/// The rules of a guard: one for each IP version.
+fn guard_rules(guard: &AddressGuard) -> Vec<String> {
+    let interface = quoted(&guard.interface);
+    let rule = |protocol| {
+        let addresses: Vec<_> =
+            guard.addresses.iter().filter(|ip| ip.is_ipv4() == (protocol == "ip")).collect();
+        (!addresses.is_empty()).then(|| {
+            let addresses = any_of(addresses);
+            format!("iifname != {interface} {protocol} daddr {addresses} fib saddr type != local drop")
         })
     };
     ["ip", "ip6"].into_iter().filter_map(rule).collect()
-}
-
-fn comparison(left: Expression<'static>, op: Operator, right: Expression<'static>) -> Statement<'static> {
-    Statement::Match(Match { left, right, op })
-}
-
-fn meta(key: MetaKey) -> Expression<'static> {
-    Expression::Named(NamedExpression::Meta(Meta { key }))
-}
-
-fn text(text: &str) -> Expression<'static> {
-    Expression::String(text.to_owned().into())
-}
-
-fn source_address(network: IpNet) -> Expression<'static> {
-    let protocol = match network {
-        IpNet::V4(_) => "ip",
-        IpNet::V6(_) => "ip6",
-    };
-    field(protocol, "saddr")
-}
-
-fn field(protocol: &'static str, field: &'static str) -> Expression<'static> {
-    let field = PayloadField { protocol: protocol.into(), field: field.into() };
-    Expression::Named(NamedExpression::Payload(Payload::PayloadField(field)))
-}
-
-fn prefix(network: IpNet) -> Expression<'static> {
-    Expression::Named(NamedExpression::Prefix(Prefix {
-        addr: Box::new(text(&network.network().to_string())),
-        len: network.prefix_len().into(),
-    }))
 }
 
 /// Makes a change.
@@ -428,21 +316,35 @@ mod tests {
             ],
             ..Rules::default()
         };
-        let json = serde_json::to_value(transaction(&rules)).unwrap();
-        let list = json["nftables"].as_array().unwrap();
-        assert_eq!(list[0]["add"]["table"]["name"], "mpvpn_t0");
-        assert_eq!(list[1]["delete"]["table"]["name"], "mpvpn_t0");
-        assert_eq!(list[2]["add"]["table"]["name"], "mpvpn_t0");
-        assert_eq!(list[3]["add"]["chain"]["hook"], "postrouting");
-        let expr = &list[4]["add"]["rule"]["expr"];
-        assert_eq!(expr[0]["match"]["left"]["payload"]["protocol"], "ip");
-        assert_eq!(expr[0]["match"]["right"]["prefix"]["addr"], "10.0.0.0");
-        assert_eq!(expr[1]["match"]["op"], "!=");
-        assert_eq!(expr[1]["match"]["right"]["set"], serde_json::json!(["t0", "lo"]));
-        assert!(expr[2].get("masquerade").is_some());
-        let expr = &list[5]["add"]["rule"]["expr"];
-        assert_eq!(expr[0]["match"]["left"]["meta"]["key"], "iifname");
-        assert_eq!(expr[1]["match"]["right"], "t0");
-        assert_eq!(list.len(), 6);
+        let script = script_of(&rules);
+        assert!(
+            script.starts_with("table inet mpvpn_t0\ndelete table inet mpvpn_t0\ntable inet mpvpn_t0 {\n")
+        );
+        let rules: Vec<&str> = script.lines().filter(|line| line.ends_with("masquerade")).collect();
+        assert_eq!(
+            rules,
+            [
+                "ip saddr 10.0.0.0/24 oifname != { \"t0\", \"lo\" } masquerade",
+                "iifname \"lan0\" oifname \"t0\" masquerade",
+            ]
+        );
+        assert_eq!(script.matches("chain ").count(), 1);
+        assert!(
+            script.contains("chain postrouting {\ntype nat hook postrouting priority 100; policy accept;\n")
+        );
+    }
+
+    #[test]
+    fn a_name_cannot_leave_its_quotation_marks() {
+        assert_eq!(quoted("eth0.1"), "\"eth0.1\"");
+        assert_eq!(quoted("\";flush ruleset"), "\"?;flush ruleset\"");
+        assert_eq!(quoted("eth*"), "\"eth?\"");
+        for name in ["\";flush ruleset", "\\", "\n"] {
+            let change = Change::Inbound("mpvpn_t0_inbound".into(), BTreeMap::from([(name.into(), 1)]));
+            assert!(
+                matches!(change.carry_out(), Ended::Badly(said) if said.contains("quotation mark")),
+                "{name}"
+            );
+        }
     }
 }

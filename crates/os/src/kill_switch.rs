@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use monitor::TableMonitor;
 pub use table::TABLE;
-pub(crate) use table::transaction;
+pub(crate) use table::script;
 
 use crate::{
     error::OsError,

@@ -12,16 +12,11 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use super::{
-    Change, Session, apply,
-    json::{
-        ICMP, ICMPV6, accept, add_table, any_of, chain, ct, drop_silently, end_chain, equal, goto,
-        hook_chain, jump, meta, network, not_equal, payload, reject, remove_table, verdict_map,
-    },
-    list,
+    Change, Session, apply, list,
     marking::{PROTOCOLS_WITH_PORTS, merged_ranges},
+    script::{REJECT, any_of, chain, hook_chain, protocol_of, quoted, replacement, set},
     table_name,
 };
 use crate::error::OsError;
@@ -93,83 +88,70 @@ impl ClientFilter {
         format!("{}_clients", table_name(&self.tun))
     }
 
-    pub(super) fn transaction(&self, sessions: &[Session]) -> Value {
-        let table = self.table();
-        let mut commands = remove_table(&table).to_vec();
-        commands.push(add_table(&table));
-        commands.extend(chain(&table, UNGUARDED_CHAIN, &self.unguarded_rules()));
+    pub(super) fn script(&self, sessions: &[Session]) -> String {
         // No errors about packets to several hosts (RFC 1122, section 3.2.2).
-        let refuse = [
-            vec![jump(UNGUARDED_CHAIN)],
-            vec![is_one_of(&["broadcast", "multicast"]), drop_silently()],
-            vec![reject()],
+        let refuse = ["jump unguarded", "fib daddr type { broadcast, multicast } drop", REJECT];
+        let mut objects = vec![
+            chain(UNGUARDED_CHAIN, self.unguarded_rules()),
+            chain("default", refuse.map(str::to_owned)),
         ];
-        commands.extend(chain(&table, "default", &refuse));
         let no_rules = Profile::new();
         let first = self.profiles.first().unwrap_or(&no_rules);
         for (number, profile) in std::iter::once(first).chain(self.profiles.iter().skip(1)).enumerate() {
-            let mut rules: Vec<_> = profile.iter().flat_map(statements).collect();
-            rules.push(vec![goto("default")]);
-            commands.extend(chain(&table, &profile_chain(number), &rules));
+            let rules = profile.iter().flat_map(rules_of).chain(["goto default".to_owned()]);
+            objects.push(chain(&profile_chain(number), rules));
         }
         for is_v4 in [true, false] {
-            let of_family = sessions.iter().filter(|(address, _)| address.is_ipv4() == is_v4);
-            let elements: Vec<Value> =
-                of_family.map(|(address, profile)| element(*address, *profile)).collect();
-            let kind = if is_v4 { "ipv4_addr" } else { "ipv6_addr" };
-            commands.push(verdict_map(&table, map_name(is_v4), kind, &elements));
+            let kind = if is_v4 { "ipv4_addr : verdict" } else { "ipv6_addr : verdict" };
+            objects.push(set(("map", map_name(is_v4), kind), &elements(sessions, is_v4)));
         }
-        commands.extend(chain(&table, "from_clients", &self.rules_from_clients()));
+        objects.push(chain("from_clients", self.rules_from_clients()));
         let rules = self.prerouting_rules();
-        commands.extend(hook_chain((&table, "prerouting", "filter"), PRIORITY, "accept", &rules));
-        json!({"nftables": commands})
+        objects.push(hook_chain(("prerouting", "filter", "prerouting"), PRIORITY, "accept", rules));
+        replacement(&self.table(), &objects)
     }
 
-    fn prerouting_rules(&self) -> Vec<Vec<Value>> {
+    fn prerouting_rules(&self) -> Vec<String> {
         let mut rules = vec![
-            vec![equal(meta("iifname"), json!(self.tun)), goto("from_clients")],
-            vec![equal(meta("iifname"), json!("lo")), accept()],
+            format!("iifname {} goto from_clients", quoted(&self.tun)),
+            "iifname \"lo\" accept".to_owned(),
         ];
         if !self.accepts_inbound {
-            let is_known = json!(["established", "related"]);
-            rules.extend(self.addresses.iter().map(|address| {
-                vec![to(&address.trunc()), not_equal(ct("state"), any_of(is_known.clone())), drop_silently()]
-            }));
+            let networks = self.addresses.iter().map(IpNet::trunc);
+            rules.extend(
+                networks.map(|net| format!("{} ct state != {{ established, related }} drop", to(&net))),
+            );
         }
         rules
     }
 
-    fn rules_from_clients(&self) -> Vec<Vec<Value>> {
-        let look_up = |is_v4: bool| {
-            let protocol = if is_v4 { "ip" } else { "ip6" };
-            let map = format!("@{}", map_name(is_v4));
-            vec![json!({"vmap": {"key": payload(protocol, "saddr"), "data": map}})]
-        };
-        let mut rules = vec![
-            // Answers of clients. Packets of connections that clients opened are judged one by one.
-            vec![equal(ct("state"), json!("established")), equal(ct("direction"), json!("reply")), accept()],
-            vec![
-                equal(ct("state"), json!("related")),
-                equal(meta("l4proto"), any_of(json!([ICMP, ICMPV6]))),
-                accept(),
-            ],
+    fn rules_from_clients(&self) -> Vec<String> {
+        // Answers of clients. Packets of connections that clients opened are judged one by one.
+        let answers = [
+            "ct state == established ct direction reply accept",
+            "ct state == related meta l4proto { 1, 58 } accept",
         ];
+        let mut rules = answers.map(str::to_owned).to_vec();
         if self.is_isolated {
-            rules.extend(self.addresses.iter().map(|address| {
-                let is_other = not_equal(payload(protocol_of(address), "daddr"), json!(address.addr()));
-                vec![to(&address.trunc()), is_other, reject()]
+            rules.extend(self.addresses.iter().map(|net| {
+                let own = net.addr();
+                format!("{} {} daddr != {own} {REJECT}", to(&net.trunc()), protocol_of(net))
             }));
         }
-        rules.extend([look_up(true), look_up(false), vec![goto(&profile_chain(0))]]);
+        rules.extend([true, false].map(|is_v4| {
+            let protocol = if is_v4 { "ip" } else { "ip6" };
+            format!("{protocol} saddr vmap @{}", map_name(is_v4))
+        }));
+        rules.push(format!("goto {}", profile_chain(0)));
         rules
     }
 
     /// Accepts packets to all but blocked networks and the machine.
-    fn unguarded_rules(&self) -> Vec<Vec<Value>> {
-        let own = self.addresses.iter().map(|address| vec![to(&IpNet::from(address.addr())), accept()]);
-        let blocked = to_any(&self.blocked).into_iter().map(|is_there| vec![is_there, end_chain()]);
-        let machine = vec![is_one_of(&["local", "anycast", "broadcast", "multicast"]), end_chain()];
-        own.chain(blocked).chain([machine, vec![accept()]]).collect()
+    fn unguarded_rules(&self) -> Vec<String> {
+        let own = self.addresses.iter().map(|net| format!("{} accept", to(&net.addr().into())));
+        let blocked = to_any(&self.blocked).into_iter().map(|is_there| format!("{is_there} return"));
+        let others = ["fib daddr type { local, anycast, broadcast, multicast } return", "accept"];
+        own.chain(blocked).chain(others.map(str::to_owned)).collect()
     }
 }
 
@@ -246,25 +228,25 @@ impl SessionProfiles {
     }
 }
 
-/// The transaction that takes sessions out of the maps of `table`, and adds others.
-pub(super) fn change(table: &str, before: &[Session], after: &[Session]) -> Value {
-    let mut commands = Vec::new();
+/// The script that takes sessions out of the maps of `table`, and adds others.
+pub(super) fn change(table: &str, before: &[Session], after: &[Session]) -> String {
+    let mut script = String::new();
     for is_v4 in [true, false] {
         for (command, sessions) in [("delete", before), ("add", after)] {
-            let of_family = sessions.iter().filter(|(address, _)| address.is_ipv4() == is_v4);
-            let elements: Vec<Value> =
-                of_family.map(|&(address, profile)| element(address, profile)).collect();
-            let map = json!({"family": "inet", "table": table, "name": map_name(is_v4), "elem": elements});
+            let elements = elements(sessions, is_v4);
             if !elements.is_empty() {
-                commands.push(json!({command: {"element": map}}));
+                let map = map_name(is_v4);
+                script += &format!("{command} element inet {table} {map} {}\n", any_of(elements));
             }
         }
     }
-    json!({"nftables": commands})
+    script
 }
 
-fn element(address: IpAddr, profile: usize) -> Value {
-    json!([address.to_string(), goto(&profile_chain(profile))])
+/// The elements of the map of one family.
+fn elements(sessions: &[Session], is_v4: bool) -> Vec<String> {
+    let of_family = sessions.iter().filter(|(address, _)| address.is_ipv4() == is_v4);
+    of_family.map(|(address, profile)| format!("{address} : goto {}", profile_chain(*profile))).collect()
 }
 
 fn profile_chain(number: usize) -> String {
@@ -275,55 +257,38 @@ fn map_name(is_v4: bool) -> &'static str {
     if is_v4 { "profiles4" } else { "profiles6" }
 }
 
-/// A rule as expressions of nft: one for each family of its destinations.
-fn statements(rule: &FilterRule) -> Vec<Vec<Value>> {
-    let range = |ports: std::ops::RangeInclusive<u16>| json!({"range": [ports.start(), ports.end()]});
-    let ports: Vec<Value> = merged_ranges(&rule.ports).into_iter().map(range).collect();
-    let mut rest = Vec::new();
-    if !ports.is_empty() {
-        // In other protocols these bytes are not ports.
-        rest.push(equal(meta("l4proto"), any_of(json!(PROTOCOLS_WITH_PORTS))));
-        rest.push(equal(payload("th", "dport"), any_of(json!(ports))));
-    }
-    let with = |is_there: Option<Value>, verdict: Value| -> Vec<Value> {
-        is_there.into_iter().chain(rest.iter().cloned()).chain([verdict]).collect()
+/// A rule as rules of nft: one for each family of its destinations.
+fn rules_of(rule: &FilterRule) -> Vec<String> {
+    let verdict = if rule.allow { "jump unguarded" } else { REJECT };
+    let ports = match merged_ranges(&rule.ports) {
+        ports if ports.is_empty() => String::new(),
+        ports => {
+            // In other protocols these bytes are not ports.
+            let protocols = any_of(PROTOCOLS_WITH_PORTS);
+            format!("meta l4proto {protocols} th dport {} ", any_of(ports))
+        }
     };
-    let verdict = if rule.allow { jump(UNGUARDED_CHAIN) } else { reject() };
     if rule.to.is_empty() {
-        return vec![with(None, verdict)];
+        return vec![format!("{ports}{verdict}")];
     }
     let is_named = |net: &IpNet| rule.allow && net.prefix_len() == net.max_prefix_len();
     let (named, networks): (Vec<_>, Vec<_>) = rule.to.iter().copied().partition(is_named);
-    let named = to_any(&named).into_iter().map(|is_there| with(Some(is_there), accept()));
-    let networks = to_any(&networks).into_iter().map(|is_there| with(Some(is_there), verdict.clone()));
+    let named = to_any(&named).into_iter().map(|is_there| format!("{is_there} {ports}accept"));
+    let networks = to_any(&networks).into_iter().map(|is_there| format!("{is_there} {ports}{verdict}"));
     named.chain(networks).collect()
 }
 
 /// Whether a packet is to one of these networks: a condition for each family that they have.
-fn to_any(nets: &[IpNet]) -> Vec<Value> {
+fn to_any(nets: &[IpNet]) -> Vec<String> {
     // nft refuses networks in a set that overlap.
-    let all = IpNet::aggregate(&nets.to_vec());
-    let families = [true, false]
-        .map(|is_v4| -> Vec<&IpNet> { all.iter().filter(|net| net.addr().is_ipv4() == is_v4).collect() });
-    let families = families.into_iter().filter(|nets| !nets.is_empty());
-    let condition = |nets: Vec<&IpNet>| {
-        let values: Vec<Value> = nets.iter().map(|net| network(net)).collect();
-        equal(payload(protocol_of(nets[0]), "daddr"), any_of(json!(values)))
-    };
-    families.map(condition).collect()
+    let (v4, v6): (Vec<IpNet>, Vec<IpNet>) =
+        IpNet::aggregate(&nets.to_vec()).into_iter().partition(|net| net.addr().is_ipv4());
+    let families = [v4, v6].into_iter().filter(|nets| !nets.is_empty());
+    families.map(|nets| format!("{} daddr {}", protocol_of(&nets[0]), any_of(&nets))).collect()
 }
 
-/// Whether the kernel delivers a packet in one of these ways.
-fn is_one_of(kinds: &[&str]) -> Value {
-    equal(json!({"fib": {"result": "type", "flags": ["daddr"]}}), any_of(json!(kinds)))
-}
-
-fn to(net: &IpNet) -> Value {
-    equal(payload(protocol_of(net), "daddr"), network(net))
-}
-
-fn protocol_of(net: &IpNet) -> &'static str {
-    if net.addr().is_ipv4() { "ip" } else { "ip6" }
+fn to(net: &IpNet) -> String {
+    format!("{} daddr {}", protocol_of(net), net.trunc())
 }
 
 #[cfg(test)]
@@ -332,22 +297,26 @@ mod tests {
 
     #[test]
     fn a_rule_is_one_statement_for_each_family_of_its_destinations() {
-        let rule = |to: &[&str], ports: &[(u16, u16)]| FilterRule {
-            allow: false,
-            to: to.iter().map(|net| net.parse().unwrap()).collect(),
-            ports: ports.to_vec(),
+        let rule = |to: &[&str], ports: &[(u16, u16)]| {
+            rules_of(&FilterRule {
+                allow: false,
+                to: to.iter().map(|net| net.parse().unwrap()).collect(),
+                ports: ports.to_vec(),
+            })
         };
-        let count = |rule: &FilterRule| statements(rule).iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(count(&rule(&[], &[])), [1]);
-        assert_eq!(count(&rule(&[], &[(25, 25)])), [3]);
-        assert_eq!(count(&rule(&["10.0.0.0/8", "10.1.0.0/16", "fd00::/8"], &[])), [2, 2]);
-        assert_eq!(count(&rule(&["10.0.0.0/8"], &[(1, 2), (2, 9)])), [4]);
-        let both = statements(&rule(&["10.0.0.0/8", "10.1.0.0/16"], &[(1, 2), (2, 9)]));
-        let text = json!(both).to_string();
-        assert!(text.contains("10.0.0.0") && !text.contains("10.1.0.0"), "{text}");
-        assert!(text.contains("[1,9]") && !text.contains("[2,9]"), "{text}");
-        let allow = FilterRule { allow: true, ..rule(&["10.0.0.0/8", "10.1.0.1/32", "fd00::1/128"], &[]) };
-        let verdicts: Vec<_> = statements(&allow).into_iter().map(|mut all| all.pop()).collect();
-        assert_eq!(verdicts, [Some(accept()), Some(accept()), Some(jump(UNGUARDED_CHAIN))]);
+        let ports =
+            |ports: &str| format!("meta l4proto {{ 6, 17, 33, 132, 136 }} th dport {{ {ports} }} {REJECT}");
+        assert_eq!(rule(&[], &[]), [REJECT]);
+        assert_eq!(rule(&[], &[(25, 25)]), [ports("25")]);
+        assert_eq!(
+            rule(&["10.0.0.0/8", "10.1.0.0/16", "fd00::/8"], &[]),
+            [format!("ip daddr {{ 10.0.0.0/8 }} {REJECT}"), format!("ip6 daddr {{ fd00::/8 }} {REJECT}")]
+        );
+        let both = rule(&["10.0.0.0/8", "10.1.0.0/16"], &[(1, 2), (2, 9)]);
+        assert_eq!(both, [format!("ip daddr {{ 10.0.0.0/8 }} {}", ports("1-9"))]);
+        let to = ["10.0.0.0/8", "10.1.0.1/32", "fd00::1/128"].map(|net| net.parse().unwrap());
+        let allow = rules_of(&FilterRule { allow: true, to: to.to_vec(), ports: Vec::new() });
+        let own = ["ip daddr { 10.1.0.1/32 } accept", "ip6 daddr { fd00::1/128 } accept"];
+        assert_eq!(allow, [own[0], own[1], "ip daddr { 10.0.0.0/8 } jump unguarded"]);
     }
 }

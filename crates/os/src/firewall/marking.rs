@@ -1,21 +1,16 @@
 //! Rules that set bits of the firewall mark, for policy routing (`ip rule fwmark`) to match.
 //!
-//! In: [`MarkRule`]s. Out: statements of nft. Always holds: packets are marked before the routing decision;
+//! In: [`MarkRule`]s. Out: rules of nft. Always holds: packets are marked before the routing decision;
 //! rules with an incoming interface apply to received packets only, the others also to packets that this
 //! machine sends; only the bits in the mask of [`MarkRule::set`] change, because other programs use the other
 //! bits.
 
-use std::{collections::BTreeSet, ops::RangeInclusive};
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use nftables::{
-    expr::{BinaryOperation, Expression, MetaKey, NamedExpression, Range, SetItem},
-    stmt::{Mangle, Operator, Statement},
-};
 use serde::{Deserialize, Serialize};
 
-use super::{comparison, field, meta, prefix, text};
-use crate::netlink::Family;
+use super::script::{any_of, quoted};
 
 /// Protocols whose headers begin with ports: TCP, UDP, DCCP, SCTP and UDP-Lite (IANA, Assigned Internet
 /// Protocol Numbers).
@@ -28,6 +23,13 @@ pub struct MarkBits {
     pub value: u32,
     /// The bits that count.
     pub mask: u32,
+}
+
+impl MarkBits {
+    /// The condition that the mark `key` has these bits.
+    pub(crate) fn condition(self, key: &str) -> String {
+        format!("{key} & {:#x} == {:#x}", self.mask, self.value)
+    }
 }
 
 /// A rule: matching packets get these bits in their mark.
@@ -75,102 +77,65 @@ impl PacketMatch {
     }
 }
 
-/// The statements of the nft rules for `rule`: one nft rule for each IP version and mark.
-pub(super) fn statements_of(rule: &MarkRule) -> Vec<Vec<Statement<'static>>> {
-    let packets = &rule.packets;
-    let marks: Vec<Option<MarkBits>> = match packets.marks.as_slice() {
-        [] => vec![None],
-        marks => marks.iter().copied().map(Some).collect(),
+/// The nft rules for `rule`: one for each IP version and mark.
+pub(super) fn rules_of(rule: &MarkRule) -> Vec<String> {
+    let marks: Vec<String> = match rule.packets.marks.as_slice() {
+        [] => vec![String::new()],
+        marks => marks.iter().map(|mark| mark.condition("meta mark")).collect(),
     };
-    let families = [Family::V4, Family::V6];
-    let all = families.into_iter().flat_map(|family| marks.iter().map(move |mark| (family, *mark)));
-    all.filter_map(|(family, mark)| statements(packets, family, mark, rule.set)).collect()
+    // Accepting ends the chain: the first rule that matches decides.
+    let MarkBits { value, mask } = rule.set;
+    let end = format!("meta mark set meta mark & {:#x} | {value:#x} accept", !mask);
+    let conditions = [true, false].into_iter().filter_map(|is_v4| conditions(&rule.packets, is_v4));
+    let rules =
+        conditions.flat_map(|conditions| marks.iter().map(move |mark| format!("{conditions} {mark}")));
+    rules.map(|rule| format!("{rule} {end}")).collect()
 }
 
-/// The nft rule for one IP version and one of the marks; `None` if no packet can match.
-fn statements(
-    packets: &PacketMatch,
-    family: Family,
-    mark: Option<MarkBits>,
-    set: MarkBits,
-) -> Option<Vec<Statement<'static>>> {
-    let (word, header) = match family {
-        Family::V4 => ("ipv4", "ip"),
-        Family::V6 => ("ipv6", "ip6"),
-    };
+/// The conditions for one IP version, without the mark; `None` if no packet can match.
+fn conditions(packets: &PacketMatch, is_v4: bool) -> Option<String> {
+    let (version, header) = if is_v4 { ("ipv4", "ip") } else { ("ipv6", "ip6") };
     let protocols = packets.protocols();
     if protocols.is_empty() && !(packets.ports.is_empty() && packets.from_ports.is_empty()) {
         return None;
     }
-    let mut statements = vec![comparison(meta(MetaKey::Nfproto), Operator::EQ, text(word))];
-    let mut match_any_of = |left: Expression<'static>, items: Vec<Expression<'static>>| {
-        if !items.is_empty() {
-            let items = items.into_iter().map(SetItem::Element).collect();
-            let set = Expression::Named(NamedExpression::Set(items));
-            statements.push(comparison(left, Operator::EQ, set));
+    let mut conditions = format!("meta nfproto {version}");
+    let mut require = |key: &str, values: Vec<String>| {
+        if !values.is_empty() {
+            conditions += &format!(" {key} {}", any_of(values));
         }
     };
-    match_any_of(meta(MetaKey::Iifname), deduplicated(&packets.ingress).map(|name| text(name)).collect());
-    match_any_of(meta(MetaKey::L4proto), deduplicated(&protocols).map(|one| number(*one)).collect());
+    require("iifname", deduplicated(&packets.ingress).map(|name| quoted(name)).collect());
+    require("meta l4proto", deduplicated(&protocols).map(u8::to_string).collect());
     for (name, nets) in [("saddr", &packets.from), ("daddr", &packets.to)] {
-        let is_v4 = family == Family::V4;
         let own: Vec<IpNet> = nets.iter().copied().filter(|net| net.addr().is_ipv4() == is_v4).collect();
         if own.is_empty() && !nets.is_empty() {
             return None;
         }
         // nft refuses overlapping networks in a set.
-        match_any_of(field(header, name), IpNet::aggregate(&own).into_iter().map(prefix).collect());
+        require(&format!("{header} {name}"), IpNet::aggregate(&own).iter().map(IpNet::to_string).collect());
     }
-    match_any_of(field(header, "dscp"), deduplicated(&packets.dscp).map(|one| number(*one)).collect());
-    match_any_of(field("th", "sport"), merged_ranges(&packets.from_ports).into_iter().map(range).collect());
-    match_any_of(field("th", "dport"), merged_ranges(&packets.ports).into_iter().map(range).collect());
-    if let Some(mark) = mark {
-        statements.push(comparison(mark_and(mark.mask), Operator::EQ, Expression::Number(mark.value)));
-    }
-    let value = BinaryOperation::OR(vec![mark_and(!set.mask), Expression::Number(set.value)]);
-    statements.push(Statement::Mangle(Mangle {
-        key: meta(MetaKey::Mark),
-        value: Expression::BinaryOperation(Box::new(value)),
-    }));
-    // Ends the chain: the first rule that matches decides.
-    statements.push(Statement::Accept(None));
-    Some(statements)
-}
-
-/// The expression `mark & mask`.
-pub(super) fn mark_and(mask: u32) -> Expression<'static> {
-    let and = BinaryOperation::AND(meta(MetaKey::Mark), Expression::Number(mask));
-    Expression::BinaryOperation(Box::new(and))
-}
-
-fn number(number: u8) -> Expression<'static> {
-    Expression::Number(number.into())
-}
-
-fn range(ports: RangeInclusive<u16>) -> Expression<'static> {
-    let [first, last] = [*ports.start(), *ports.end()].map(|port| Expression::Number(port.into()));
-    match ports.start() == ports.end() {
-        true => first,
-        false => Expression::Range(Box::new(Range { range: [first, last] })),
-    }
+    require(&format!("{header} dscp"), deduplicated(&packets.dscp).map(u8::to_string).collect());
+    require("th sport", merged_ranges(&packets.from_ports));
+    require("th dport", merged_ranges(&packets.ports));
+    Some(conditions)
 }
 
 fn deduplicated<T: Ord>(items: &[T]) -> impl Iterator<Item = &T> {
     items.iter().collect::<BTreeSet<_>>().into_iter()
 }
 
-/// Merges ranges that overlap or touch: nft refuses them in a set.
-pub(super) fn merged_ranges(ranges: &[(u16, u16)]) -> Vec<RangeInclusive<u16>> {
-    let mut merged_ranges: Vec<RangeInclusive<u16>> = Vec::new();
+/// Merges ranges of ports that overlap or touch, which nft refuses in a set.
+pub(super) fn merged_ranges(ranges: &[(u16, u16)]) -> Vec<String> {
+    let mut merged: Vec<(u16, u16)> = Vec::new();
     for (first, last) in deduplicated(ranges) {
-        match merged_ranges.last_mut() {
-            Some(before) if *first <= before.end().saturating_add(1) => {
-                *before = *before.start()..=*before.end().max(last);
-            }
-            _ => merged_ranges.push(*first..=*last),
+        match merged.last_mut() {
+            Some(before) if *first <= before.1.saturating_add(1) => before.1 = before.1.max(*last),
+            _ => merged.push((*first, *last)),
         }
     }
-    merged_ranges
+    let text = |(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") };
+    merged.into_iter().map(text).collect()
 }
 
 #[cfg(test)]
@@ -180,7 +145,7 @@ mod tests {
     #[test]
     fn there_is_a_rule_for_each_family_and_mark_that_can_be() {
         let set = MarkBits { value: 2 << 24, mask: 0xf << 24 };
-        let count = |packets: PacketMatch| statements_of(&MarkRule { packets, set }).len();
+        let count = |packets: PacketMatch| rules_of(&MarkRule { packets, set }).len();
         assert_eq!(count(PacketMatch::default()), 2);
         let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
         let v4 = PacketMatch { from: nets(&["10.0.0.0/8"]), ..PacketMatch::default() };
@@ -198,7 +163,7 @@ mod tests {
     fn ports_are_those_of_protocols_that_have_some_and_their_ranges_are_joined() {
         let packets = PacketMatch { ports: vec![(7, 9), (1, 3), (4, 4), (8, 12)], ..PacketMatch::default() };
         assert_eq!(packets.protocols(), PROTOCOLS_WITH_PORTS);
-        assert_eq!(merged_ranges(&packets.ports), [1..=4, 7..=12]);
+        assert_eq!(merged_ranges(&packets.ports), ["1-4", "7-12"]);
         let packets = PacketMatch { protocols: vec![1, 17], ..packets };
         assert_eq!(packets.protocols(), [17]);
     }

@@ -1,17 +1,16 @@
 //! The table's rules, from the exceptions of all clients.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Exceptions;
-use crate::firewall::json::{
-    TCP, UDP, accept, add_table, and, any_of, ct, equal, hook_chain, interval_set, meta, network, payload,
-    reject, remove_table, set,
-};
 use crate::{
-    firewall::MarkBits,
+    firewall::{
+        MarkBits,
+        script::{REJECT, any_of, hook_chain, quoted, removal, replacement, set},
+    },
     tunnel_net::{LINK_BIT, OWN_PACKETS},
 };
 
@@ -30,16 +29,15 @@ const DNS_PORTS: [u16; 2] = [53, 853];
 /// which the links themselves do not work. No router forwards these packets.
 const ICMPV6_TYPES: [u8; 8] = [130, 131, 132, 133, 134, 135, 136, 143];
 
-/// A transaction that replaces the table; without exceptions it is removed.
-pub(crate) fn transaction(clients: &[Exceptions]) -> Value {
-    let mut commands = remove_table(TABLE).to_vec();
-    if !clients.is_empty() {
-        commands.push(add_table(TABLE));
-        commands.extend(sets(clients));
-        commands.extend(hook_chain((TABLE, "output", "filter"), PRIORITY, "drop", &output_rules()));
-        commands.extend(hook_chain((TABLE, "forward", "filter"), PRIORITY, "drop", &forward_rules()));
+/// A script that replaces the table; without exceptions it is removed.
+pub(crate) fn script(clients: &[Exceptions]) -> String {
+    if clients.is_empty() {
+        return removal(TABLE);
     }
-    json!({"nftables": commands})
+    let mut objects = sets(clients);
+    objects.push(hook_chain(("output", "filter", "output"), PRIORITY, "drop", output_rules()));
+    objects.push(hook_chain(("forward", "filter", "forward"), PRIORITY, "drop", forward_rules()));
+    replacement(TABLE, &objects)
 }
 
 /// The listing of nft, without the parts that differ between two installations of the same rules.
@@ -54,32 +52,26 @@ pub(super) fn without_handles(listing: &Value) -> Value {
     }
 }
 
-fn sets(clients: &[Exceptions]) -> Vec<Value> {
-    let mut devices: Vec<&String> = clients.iter().flat_map(|client| &client.devices).collect();
-    devices.sort_unstable();
-    devices.dedup();
-    let mut remotes: Vec<(u32, SocketAddr)> = clients
-        .iter()
-        .flat_map(|client| client.remotes.iter().map(|remote| (client.mark, *remote)))
-        .collect();
-    remotes.sort_unstable();
-    remotes.dedup();
-    let remotes_of = |is_v4: bool| -> Vec<Value> {
-        let of_family = remotes.iter().filter(|(_, remote)| remote.is_ipv4() == is_v4);
-        of_family.map(|(mark, to)| json!({"concat": [mark, to.ip().to_string(), to.port()]})).collect()
-    };
+fn sets(clients: &[Exceptions]) -> Vec<String> {
+    let devices: BTreeSet<&String> = clients.iter().flat_map(|client| &client.devices).collect();
+    let devices: Vec<String> = devices.into_iter().map(|name| quoted(name)).collect();
+    let remotes =
+        |client: &Exceptions| client.remotes.iter().map(|remote| (client.mark, *remote)).collect::<Vec<_>>();
+    let remotes: BTreeSet<(u32, SocketAddr)> = clients.iter().flat_map(remotes).collect();
     let lan = common_networks(clients);
-    let lan_of = |is_v4: bool| -> Vec<Value> {
-        lan.iter().filter(|net| net.addr().is_ipv4() == is_v4).map(network).collect()
+    let of_family = |is_v4: bool| {
+        let remotes = remotes.iter().filter(|(_, remote)| remote.is_ipv4() == is_v4);
+        let remotes = remotes.map(|(mark, to)| format!("{mark} . {} . {}", to.ip(), to.port()));
+        let lan = lan.iter().filter(|net| net.addr().is_ipv4() == is_v4);
+        (remotes.collect::<Vec<_>>(), lan.collect::<Vec<_>>())
     };
-    let remote_key = |address: &str| json!(["mark", address, "inet_service"]);
-    let devices: Vec<Value> = devices.into_iter().map(|name| json!(name)).collect();
+    let ((remotes4, lan4), (remotes6, lan6)) = (of_family(true), of_family(false));
     vec![
-        set(TABLE, "tunnels", &json!("ifname"), &devices),
-        set(TABLE, "remotes4", &remote_key("ipv4_addr"), &remotes_of(true)),
-        set(TABLE, "remotes6", &remote_key("ipv6_addr"), &remotes_of(false)),
-        interval_set(TABLE, "lan4", "ipv4_addr", &lan_of(true)),
-        interval_set(TABLE, "lan6", "ipv6_addr", &lan_of(false)),
+        set(("set", "tunnels", "ifname"), &devices),
+        set(("set", "remotes4", "mark . ipv4_addr . inet_service"), &remotes4),
+        set(("set", "remotes6", "mark . ipv6_addr . inet_service"), &remotes6),
+        set(("set", "lan4", "ipv4_addr; flags interval"), &lan4),
+        set(("set", "lan6", "ipv6_addr; flags interval"), &lan6),
     ]
 }
 
@@ -92,54 +84,41 @@ fn common_networks(clients: &[Exceptions]) -> Vec<IpNet> {
     IpNet::aggregate(&common)
 }
 
-fn output_rules() -> Vec<Vec<Value>> {
-    let mut rules = vec![
-        vec![equal(meta("oifname"), json!("lo")), accept()],
-        vec![equal(meta("oifname"), json!("@tunnels")), accept()],
-        to_remotes("ip", "@remotes4"),
-        to_remotes("ip6", "@remotes6"),
+fn output_rules() -> Vec<String> {
+    let icmpv6_types = any_of(ICMPV6_TYPES);
+    let rules = [
+        "oifname \"lo\" accept",
+        "oifname @tunnels accept",
+        "meta l4proto { 6, 17 } meta mark . ip daddr . th dport @remotes4 accept",
+        "meta l4proto { 6, 17 } meta mark . ip6 daddr . th dport @remotes6 accept",
         // DHCP (RFC 2131) of this machine as client and as server, and DHCPv6 (RFC 8415) as client.
-        udp_ports(68, 67),
-        udp_ports(67, 68),
-        udp_ports(546, 547),
-        vec![equal(payload("icmpv6", "type"), any_of(json!(ICMPV6_TYPES))), accept()],
+        "udp sport 68 udp dport 67 accept",
+        "udp sport 67 udp dport 68 accept",
+        "udp sport 546 udp dport 547 accept",
+        &format!("icmpv6 type {icmpv6_types} accept"),
     ];
-    rules.extend(shared_rules());
-    rules
+    rules.map(str::to_owned).into_iter().chain(shared_rules()).collect()
 }
 
-fn forward_rules() -> Vec<Vec<Value>> {
-    let mut rules = vec![
-        vec![equal(meta("oifname"), json!("@tunnels")), accept()],
+fn forward_rules() -> Vec<String> {
+    let rules = [
+        "oifname @tunnels accept",
         // Replies to hosts that use the tunnel by this machine.
-        vec![equal(meta("iifname"), json!("@tunnels")), equal(ct("direction"), json!("reply")), accept()],
+        "iifname @tunnels ct direction reply accept",
     ];
-    rules.extend(shared_rules());
-    rules
+    rules.map(str::to_owned).into_iter().chain(shared_rules()).collect()
 }
 
 /// The rules for both locally generated and forwarded packets.
-fn shared_rules() -> Vec<Vec<Value>> {
-    let is_inbound = equal(and(meta("mark"), INBOUND.mask), json!(INBOUND.value));
-    let is_dns = equal(payload("th", "dport"), any_of(json!(DNS_PORTS)));
-    let is_udp_or_tcp = equal(meta("l4proto"), any_of(json!([TCP, UDP])));
+fn shared_rules() -> Vec<String> {
     vec![
-        vec![is_inbound, accept()],
-        vec![is_udp_or_tcp, is_dns, reject()],
-        vec![equal(payload("ip", "daddr"), json!("@lan4")), accept()],
-        vec![equal(payload("ip6", "daddr"), json!("@lan6")), accept()],
+        format!("{} accept", INBOUND.condition("meta mark")),
+        format!("meta l4proto {{ 6, 17 }} th dport {} {REJECT}", any_of(DNS_PORTS)),
+        "ip daddr @lan4 accept".to_owned(),
+        "ip6 daddr @lan6 accept".to_owned(),
         // Programs learn at once that they are blocked, instead of waiting for an answer.
-        vec![reject()],
+        REJECT.to_owned(),
     ]
-}
-
-fn to_remotes(protocol: &str, set: &str) -> Vec<Value> {
-    let key = json!({"concat": [meta("mark"), payload(protocol, "daddr"), payload("th", "dport")]});
-    vec![equal(meta("l4proto"), any_of(json!([TCP, UDP]))), equal(key, json!(set)), accept()]
-}
-
-fn udp_ports(from: u16, to: u16) -> Vec<Value> {
-    vec![equal(payload("udp", "sport"), json!(from)), equal(payload("udp", "dport"), json!(to)), accept()]
 }
 
 #[cfg(test)]
@@ -160,7 +139,7 @@ mod tests {
     fn a_hold_blocks_and_takes_no_network_from_a_client_that_runs() {
         let hold = Exceptions { is_hold: true, ..Exceptions::default() };
         let running = client(1, "192.0.2.1:443", &["192.168.1.0/24"]);
-        assert!(transaction(std::slice::from_ref(&hold))["nftables"].as_array().unwrap().len() > 2);
+        assert!(script(std::slice::from_ref(&hold)).contains("hook output priority 0; policy drop;"));
         assert_eq!(common_networks(&[hold.clone(), running.clone()]), running.lan);
         assert!(common_networks(&[hold]).is_empty());
     }
@@ -179,9 +158,6 @@ mod tests {
 
     #[test]
     fn without_clients_the_table_is_removed() {
-        let commands = transaction(&[]);
-        let list = commands["nftables"].as_array().unwrap();
-        assert_eq!(list.len(), 2);
-        assert_eq!(list[1]["delete"]["table"]["name"], TABLE);
+        assert_eq!(script(&[]), format!("table inet {TABLE}\ndelete table inet {TABLE}\n"));
     }
 }

@@ -18,8 +18,6 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use serde_json::{Value, json};
-
 pub(crate) use super::tcp_sockets::Connection;
 use super::{
     AppliedSteps, ClientNetConfig, LINK_BIT, NUMBER_MASK, OWN_PACKETS, family_of,
@@ -30,10 +28,7 @@ use crate::{
     error::OsError,
     firewall::{
         self, Change, Rules,
-        json::{
-            TCP, accept, add_elements, add_table, and, any_of, ct, equal, hook_chain, mangle, meta,
-            not_equal, payload, remove_table, set,
-        },
+        script::{any_of, hook_chain, quoted, replacement, set},
     },
     netlink::{Family, LinkInfo, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
     undo::{Interface, Step, UndoJournal},
@@ -42,11 +37,6 @@ use crate::{
 /// Priority of the chains: behind `mangle` of nft(8) (-150), so that the marks of other programs count, and
 /// before steering into the devices of classes (-140).
 const PRIORITY: i32 = -145;
-/// Flags of TCP headers (RFC 9293, section 3.1).
-const TCP_FIN: u32 = 0x01;
-const TCP_SYN: u32 = 0x02;
-const TCP_RST: u32 = 0x04;
-const TCP_ACK: u32 = 0x10;
 /// Older connections that are marked, at most. Each takes some 200 bytes in the kernel; those beyond are cut
 /// as they were without this table. A server that is a client at the same time has some ten thousand.
 const MAX_OLDER_CONNECTIONS: usize = 32_768;
@@ -183,79 +173,58 @@ impl InboundNet {
     }
 }
 
-pub(crate) fn transaction(table: &str, links: &BTreeMap<String, u8>) -> Value {
-    let mut commands = remove_table(table).to_vec();
-    commands.push(add_table(table));
-    for number in links.values() {
-        for (version, address) in [("4", "ipv4_addr"), ("6", "ipv6_addr")] {
-            let kind = json!([address, "inet_service", address, "inet_service"]);
-            commands.push(set(table, &set_name(version, *number), &kind, &[]));
-        }
-    }
-    let restore = || {
-        let mark = json!({"|": [and(ct("mark"), NUMBER_MASK), OWN_PACKETS.value]});
-        let is_of_link = equal(and(ct("mark"), LINK_BIT), json!(LINK_BIT));
-        vec![is_of_link, equal(meta("mark"), json!(0)), mangle(meta("mark"), mark)]
-    };
+pub(crate) fn script(table: &str, links: &BTreeMap<String, u8>) -> String {
+    let mut sets = Vec::new();
     let mut incoming = Vec::new();
-    for (link, number) in links {
-        let arrives = equal(meta("iifname"), json!(link));
-        let is_first = equal(ct("direction"), json!("original"));
-        let is_unmarked = equal(and(ct("mark"), NUMBER_MASK), json!(0));
-        let number = u32::from(*number) << NUMBER_MASK.trailing_zeros();
-        let marks = mangle(ct("mark"), json!({"|": [and(ct("mark"), !NUMBER_MASK), number]}));
-        let is_new = equal(ct("state"), json!("new"));
-        let is_syn =
-            equal(and(payload("tcp", "flags"), TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK), json!(TCP_SYN));
-        let is_tcp = |yes: bool| match yes {
-            true => equal(meta("l4proto"), json!(TCP)),
-            false => not_equal(meta("l4proto"), json!(TCP)),
-        };
-        let has_target = json!({"match": {"op": "in", "left": ct("status"), "right": "dnat"}});
-        for conditions in [vec![is_new.clone(), is_tcp(false)], vec![is_new, is_syn], vec![has_target]] {
-            let all = [arrives.clone(), is_first.clone(), is_unmarked.clone()].into_iter().chain(conditions);
-            incoming.push(all.chain([marks.clone()]).collect());
-        }
-    }
-    let names: Vec<&String> = links.keys().collect();
-    if !names.is_empty() {
-        let from_elsewhere = not_equal(meta("iifname"), any_of(json!(names)));
-        let is_reply = equal(ct("direction"), json!("reply"));
-        incoming.push([vec![from_elsewhere, is_reply], restore()].concat());
-    }
     let mut outgoing = Vec::new();
-    for number in links.values() {
-        for (protocol, version) in [("ip", "4"), ("ip6", "6")] {
-            let key = json!({"concat": [
-                payload(protocol, "saddr"), payload("tcp", "sport"), payload(protocol, "daddr"), payload("tcp", "dport"),
-            ]});
-            let is_older = equal(key, json!(format!("@{}", set_name(version, *number))));
-            let marks = mangle(meta("mark"), json!(link_mark(*number).value));
-            outgoing.push(vec![equal(meta("mark"), json!(0)), is_older, marks, accept()]);
+    let (others, own) = (format!("{:#x}", !NUMBER_MASK), OWN_PACKETS.value);
+    let restore = format!(
+        "ct mark & {LINK_BIT:#x} == {LINK_BIT:#x} meta mark 0 meta mark set ct mark & {NUMBER_MASK:#x} | {own:#x}"
+    );
+    for (link, number) in links {
+        let bits = u32::from(*number) << NUMBER_MASK.trailing_zeros();
+        let unmarked =
+            format!("iifname {} ct direction original ct mark & {NUMBER_MASK:#x} == 0", quoted(link));
+        for is_first in [
+            "ct state == new meta l4proto != 6",
+            "ct state == new tcp flags & (fin | syn | rst | ack) == syn",
+            "ct status dnat",
+        ] {
+            incoming.push(format!("{unmarked} {is_first} ct mark set ct mark & {others} | {bits:#x}"));
+        }
+        for (protocol, address) in [("ip", "ipv4_addr"), ("ip6", "ipv6_addr")] {
+            let name = set_name(protocol == "ip", *number);
+            let kind = format!("{address} . inet_service . {address} . inet_service");
+            sets.push(set::<String>(("set", &name, &kind), &[]));
+            let key = format!("{protocol} saddr . tcp sport . {protocol} daddr . tcp dport");
+            let mark = link_mark(*number).value;
+            outgoing.push(format!("meta mark 0 {key} @{name} meta mark set {mark:#x} accept"));
         }
     }
-    outgoing.push(restore());
-    commands.extend(hook_chain((table, "prerouting", "filter"), PRIORITY, "accept", &incoming));
-    commands.extend(hook_chain((table, "output", "route"), PRIORITY, "accept", &outgoing));
-    json!({"nftables": commands})
+    if !links.is_empty() {
+        let links = any_of(links.keys().map(|link| quoted(link)));
+        incoming.push(format!("iifname != {links} ct direction reply {restore}"));
+    }
+    outgoing.push(restore);
+    sets.push(hook_chain(("prerouting", "filter", "prerouting"), PRIORITY, "accept", incoming));
+    sets.push(hook_chain(("output", "route", "output"), PRIORITY, "accept", outgoing));
+    replacement(table, &sets)
 }
 
-/// Commands that add older connections, each with the number of its link, to the sets.
-pub(crate) fn elements(table: &str, older: &[(u8, Connection)]) -> Vec<Value> {
-    let mut sets: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+/// A script that adds older connections, each with the number of its link, to the sets.
+pub(crate) fn elements(table: &str, older: &[(u8, Connection)]) -> String {
+    let mut sets: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (number, Connection { local, remote }) in older {
-        let version = if local.is_ipv4() { "4" } else { "6" };
-        let [(from, from_port), (to, to_port)] =
-            [local, remote].map(|socket: &SocketAddr| (socket.ip().to_string(), socket.port()));
-        let element = json!({"concat": [from, from_port, to, to_port]});
-        sets.entry(set_name(version, *number)).or_default().push(element);
+        let ends = [local, remote].map(|socket: &SocketAddr| format!("{} . {}", socket.ip(), socket.port()));
+        sets.entry(set_name(local.is_ipv4(), *number)).or_default().push(ends.join(" . "));
     }
-    sets.into_iter().map(|(name, list)| add_elements(table, &name, &list)).collect()
+    let add = |(name, list)| format!("add element inet {table} {name} {}\n", any_of::<String>(list));
+    sets.into_iter().map(add).collect()
 }
 
 /// The set of older connections of a link.
-fn set_name(version: &str, link: u8) -> String {
-    format!("older{version}_{link}")
+fn set_name(is_v4: bool, link: u8) -> String {
+    format!("older{}_{link}", if is_v4 { 4 } else { 6 })
 }
 
 #[cfg(test)]
