@@ -8,8 +8,9 @@ mod check;
 pub(crate) mod steering;
 pub(crate) mod table;
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
+use derive_more::Display;
 use mpvpn_class::{BUILT_IN_RULES, BULK, BuiltInRule, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
@@ -116,9 +117,10 @@ pub struct MatchRule {
 }
 
 /// Where a rule is defined.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum RuleOrigin {
     /// A `[[class.match]]`.
+    #[display("{}, line {line}", file.display())]
     File {
         /// The file.
         file: PathBuf,
@@ -126,16 +128,8 @@ pub enum RuleOrigin {
         line: usize,
     },
     /// It is a built-in rule with this name.
+    #[display("built-in `{_0}`")]
     BuiltIn(&'static str),
-}
-
-impl fmt::Display for RuleOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File { file, line } => write!(f, "{}, line {line}", file.display()),
-            Self::BuiltIn(name) => write!(f, "built-in `{name}`"),
-        }
-    }
 }
 
 impl MatchRule {

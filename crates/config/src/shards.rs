@@ -1,12 +1,15 @@
 //! The option `shards`: the number of threads that carry packets.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
+
+use derive_more::Display;
 
 /// Number of threads that carry packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Display, PartialEq, Eq)]
 pub enum Shards {
     /// Chosen for this machine: see the help of the option.
     #[default]
+    #[display("auto")]
     Auto,
     /// This many, from 1 to [`Shards::MAX`].
     Count(u8),
@@ -21,15 +24,6 @@ impl Shards {
         match self {
             Self::Auto => u8::try_from(auto).unwrap_or(Self::MAX).clamp(1, Self::MAX),
             Self::Count(count) => count.clamp(1, Self::MAX),
-        }
-    }
-}
-
-impl fmt::Display for Shards {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Count(count) => count.fmt(f),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Options whose values are one of a few words, and networks that a client or server names.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
+use derive_more::Display;
 use ipnet::{IpNet, Ipv6Net};
 use mpvpn_types::word_enum;
 
@@ -115,21 +116,12 @@ word_enum! {
 }
 
 /// Machines behind a client that may use its tunnel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum SharedNetwork {
     /// All machines behind this interface.
     Interface(String),
     /// The machines of this network.
     Network(IpNet),
-}
-
-impl fmt::Display for SharedNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Interface(name) => f.write_str(name),
-            Self::Network(net) => net.fmt(f),
-        }
-    }
 }
 
 impl FromStr for SharedNetwork {

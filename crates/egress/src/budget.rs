@@ -5,10 +5,10 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use derive_more::Display;
 use mpvpn_names::resolver::MAX_CONCURRENT_LOOKUPS;
 use mpvpn_os::limits;
 
@@ -44,11 +44,13 @@ pub(super) struct Permit {
 }
 
 /// A limit is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
 pub(super) enum LimitReached {
     /// The limit for all users.
+    #[display("the server's limit of {_0} is reached")]
     Total(usize),
     /// The limit for one user.
+    #[display("the limit of {_0} for a user is reached")]
     PerUser(usize),
 }
 
@@ -134,15 +136,6 @@ impl Drop for Permit {
             if *count == 0 {
                 used.users.remove(&self.user);
             }
-        }
-    }
-}
-
-impl fmt::Display for LimitReached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Total(limit) => write!(f, "the server's limit of {limit} is reached"),
-            Self::PerUser(limit) => write!(f, "the limit of {limit} for a user is reached"),
         }
     }
 }

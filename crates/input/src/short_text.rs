@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use derive_more::Display;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -11,7 +12,7 @@ use serde::Serialize;
 const MAX_CHARS: usize = 240;
 
 /// Text of at most 240 characters, without control characters.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
+#[derive(Clone, Debug, Default, Display, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
 #[schemars(inline)]
 #[serde(transparent)]
 pub struct ShortText(Box<str>);
@@ -48,12 +49,6 @@ impl From<&str> for ShortText {
 impl From<String> for ShortText {
     fn from(text: String) -> Self {
         Self::from(text.as_str())
-    }
-}
-
-impl fmt::Display for ShortText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

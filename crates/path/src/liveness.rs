@@ -14,8 +14,7 @@ mod awaited_ack;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
+use derive_more::Display;
 use mpvpn_types::{Duration, Instant, target::LIVENESS};
 
 use awaited_ack::{AckTimeouts, AwaitedAck};
@@ -131,30 +130,23 @@ const MAX_MISSED: u32 = 12;
 const LN_IMPROBABLE: f64 = -11.5;
 
 /// Why a path is in its state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
 pub enum StateReason {
     /// It works.
+    #[display("")]
     Works,
     /// The kernel reports that the link has no carrier or no address, or was removed.
+    #[display("no carrier")]
     NoCarrier,
     /// Too many consecutive heartbeats are missing.
+    #[display("{missed} heartbeats lost")]
     Silent {
         /// Missing heartbeats.
         missed: u32,
     },
     /// The carrier is back, or something arrived again, and more arrivals are awaited.
+    #[display("heard again, being tried")]
     Probing,
-}
-
-impl fmt::Display for StateReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Works => Ok(()),
-            Self::NoCarrier => f.write_str("no carrier"),
-            Self::Silent { missed } => write!(f, "{missed} heartbeats lost"),
-            Self::Probing => f.write_str("heard again, being tried"),
-        }
-    }
 }
 
 /// A change of a path's liveness.

@@ -12,10 +12,10 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
     net::{IpAddr, Ipv4Addr},
 };
 
+use derive_more::Display;
 use mpvpn_types::{Duration, Instant, target::PIPES};
 use tracing::{debug, trace};
 
@@ -60,11 +60,13 @@ const OBSOLETE_RATE_RATIO: f64 = 1.5;
 const ORDINALS: [&str; 9] = ["", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
 
 /// A hint, before any measurement, that the operator limits the rate of each UDP session.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum SessionLimitHint {
     /// The link has a shared address, of a network behind carrier-grade NAT (RFC 6598).
+    #[display("its address is one behind a carrier's address translation")]
     CarrierGradeNat,
     /// The DNS name of the link's public address belongs to an operator that is known for such limits.
+    #[display("the operator's name is {_0}")]
     OperatorName(String),
 }
 
@@ -85,15 +87,6 @@ impl SessionLimitHint {
         // §2.3.4).
         let plain = name.len() <= 253 && name.bytes().all(|byte| byte.is_ascii_graphic());
         (plain && (under.is_empty() || under.ends_with('.'))).then_some(Self::OperatorName(name))
-    }
-}
-
-impl fmt::Display for SessionLimitHint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::CarrierGradeNat => f.write_str("its address is one behind a carrier's address translation"),
-            Self::OperatorName(name) => write!(f, "the operator's name is {name}"),
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-use std::fmt;
+use derive_more::Display;
 
 /// Seconds of a day.
 const DAY: u64 = 86_400;
@@ -18,7 +18,8 @@ const MONTHS: [&str; 12] = [
 ];
 
 /// A day of the calendar, UTC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, PartialOrd, Ord)]
+#[display("{day} {}", MONTHS[usize::from(month - 1) % 12])]
 pub struct Day {
     year: i64,
     /// From 1.
@@ -83,12 +84,6 @@ impl Day {
             1 => Self { year: self.year - 1, month: 12, day: 1 },
             month => Self { month: month - 1, day: 1, ..self },
         }
-    }
-}
-
-impl fmt::Display for Day {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.day, MONTHS[usize::from(self.month - 1) % 12])
     }
 }
 

@@ -1,8 +1,9 @@
 //! Plans: steps with reasons, and how they are undone.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
 use super::{Instance, firewall::NftRule};
+use derive_more::Display;
 use mpvpn_users::UserCredential;
 
 /// The readers of a file.
@@ -17,9 +18,10 @@ pub enum Audience {
 }
 
 /// A change of the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum Action {
     /// Writes a file, with its folder.
+    #[display("write {}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -29,12 +31,16 @@ pub enum Action {
         audience: Audience,
     },
     /// Removes a file. It is fine if there is none.
+    #[display("remove {}", _0.display())]
     Remove(PathBuf),
     /// Runs a program: its name and arguments.
+    #[display("{}", shell_line(_0))]
     Run(Vec<String>),
     /// Deletes a rule of nftables, wherever in its chain it stands now.
+    #[display("nft delete the rule `{}` of {}", _0.text, _0.chain)]
     DeleteNft(NftRule),
     /// Adds a user to the server.
+    #[display("add the user {name} to {}", file.display())]
     AddUser {
         /// The user.
         name: String,
@@ -44,6 +50,7 @@ pub enum Action {
         credential: UserCredential,
     },
     /// Removes a user from the server.
+    #[display("remove the user {name} from {}", file.display())]
     RemoveUser {
         /// The user.
         name: String,
@@ -51,6 +58,7 @@ pub enum Action {
         file: PathBuf,
     },
     /// Takes back what processes that have ended left on the machine, as `mpvpn reset`.
+    #[display("mpvpn reset")]
     Reset,
 }
 
@@ -67,24 +75,12 @@ impl Action {
     }
 }
 
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Write { path, .. } => write!(f, "write {}", path.display()),
-            Self::Remove(path) => write!(f, "remove {}", path.display()),
-            Self::Run(words) => {
-                let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
-                f.write_str(&words.join(" "))
-            }
-            Self::DeleteNft(rule) => write!(f, "nft delete the rule `{}` of {}", rule.text, rule.chain),
-            Self::AddUser { name, file, .. } => write!(f, "add the user {name} to {}", file.display()),
-            Self::RemoveUser { name, file } => write!(f, "remove the user {name} from {}", file.display()),
-            Self::Reset => f.write_str("mpvpn reset"),
-        }
-    }
+/// A word as a shell takes it.
+/// A command as one could type it.
+fn shell_line(words: &[String]) -> String {
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// A word as a shell takes it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+:,./@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

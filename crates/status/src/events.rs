@@ -12,6 +12,7 @@ mod text;
 
 use std::net::{IpAddr, SocketAddr};
 
+use derive_more::Display;
 use ipnet::IpNet;
 use mpvpn_types::word_enum;
 use schemars::JsonSchema;
@@ -20,6 +21,7 @@ use serde::Serialize;
 pub use channel::{EventReader, EventReceiver, EventSender, SharedEventLog, event_channel};
 pub use log::{Entry, EventLog, LoggedEvent, MAX_ENTRIES_PER_KIND};
 use mpvpn_input::short_text::ShortText;
+use text::*;
 
 word_enum! {
     /// The subject of an event.
@@ -54,7 +56,8 @@ word_enum! {
 }
 
 /// The name of a client at a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Clone, Debug, Default, Display, PartialEq, Eq, JsonSchema, Serialize)]
+#[display("{}{}", if user.is_empty() { "a client" } else { user.as_str() }, prefixed(" (", address.map(|address| format!("{address})"))))]
 pub struct ClientName {
     /// The user.
     pub user: ShortText,
@@ -64,7 +67,8 @@ pub struct ClientName {
 }
 
 /// The name of a QUIC path, as in the status.
-#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Clone, Debug, Default, Display, PartialEq, Eq, JsonSchema, Serialize)]
+#[display("{}{}", client_prefix(client), path_of_link(link, path))]
 pub struct PathName {
     /// The client; only at a server.
     #[serde(flatten)]
@@ -79,10 +83,11 @@ pub struct PathName {
 }
 
 /// Why a path failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum PathFailure {
     /// Nothing arrived on the path.
+    #[display("nothing received for {silence_ms} ms, {} missed", counted(u64::from(*heartbeats), "heartbeat"))]
     Silent {
         /// Time since the last arrival (ms).
         silence_ms: u64,
@@ -90,8 +95,10 @@ pub enum PathFailure {
         heartbeats: u32,
     },
     /// The kernel reports that the link cannot carry packets.
+    #[display("no carrier")]
     NoCarrier,
     /// The far end reports that it receives nothing on the path.
+    #[display("the far end receives nothing, reported {silence_ms} ms ago")]
     Unheard {
         /// Time since its first such report (ms).
         silence_ms: u64,
@@ -99,16 +106,20 @@ pub enum PathFailure {
 }
 
 /// Why the capacity of a link changed.
-#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Serialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, JsonSchema, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum CapacityReason {
     /// It was configured.
+    #[display("as configured")]
     Given,
     /// First measurement: packets were queued and the delivery rate no longer grew.
+    #[display("first measurement")]
     Measured,
     /// Probing: no queueing delay at this rate.
+    #[display("no queueing delay")]
     NoQueue,
     /// Queueing delay on the way to the far end.
+    #[display("queueing delay of {queue_ms:.1} ms")]
     Queue {
         /// The delay (ms).
         queue_ms: f64,
@@ -116,33 +127,42 @@ pub enum CapacityReason {
 }
 
 /// The transport of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
     /// QUIC over UDP.
+    #[display("QUIC over UDP")]
     Quic,
     /// QUIC inside HTTP/2 over TCP.
+    #[display("QUIC inside TCP")]
     Tcp,
 }
 
 /// A change, and why it happened. `link` is the name of an interface, `shard` the number of a thread from 0.
-#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
+#[derive(Clone, Debug, Display, PartialEq, JsonSchema, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the variant describes its fields; types and names say the rest")]
 pub enum Event {
     /// A link can carry packets, or its addresses changed.
+    #[display("{link} is up: {}", comma_separated(addresses))]
     LinkUp { link: ShortText, addresses: Vec<IpAddr> },
     /// A link cannot carry packets any more.
+    #[display("{link} is down: {reason}")]
     LinkDown { link: ShortText, reason: ShortText },
     /// A link cannot be used yet.
+    #[display("{link} cannot be used yet: {reason}")]
     LinkUnusable { link: ShortText, reason: ShortText },
     /// `mpvpn link set` changed a link.
+    #[display("{link} was changed: {change}")]
     LinkSet { link: ShortText, change: ShortText },
     /// A link reached its monthly quota (bytes) and is not used until this day.
+    #[display("{link} reached its quota of {}; not used until {until}", bytes(*quota_bytes))]
     QuotaReached { link: ShortText, quota_bytes: u64, until: ShortText },
     /// A link is below its quota again.
+    #[display("{link} is below its quota again")]
     QuotaRenewed { link: ShortText },
     /// A path was validated.
+    #[display("{path} opened{}", prefixed(" to ", *remote))]
     PathOpened {
         #[serde(flatten)]
         path: PathName,
@@ -151,6 +171,8 @@ pub enum Event {
     },
     /// A path failed. Its data in flight is reinjected on other paths: `reinjected_packets` packets and
     /// `reinjected_stream_bytes` bytes of streams. `working_paths` is the number of other paths that work.
+    #[display("{path} failed: {failure}; {}{}", reinjected(*reinjected_packets, *reinjected_stream_bytes),
+        other_paths(*working_paths))]
     PathFailed {
         #[serde(flatten)]
         path: PathName,
@@ -161,50 +183,64 @@ pub enum Event {
         working_paths: u64,
     },
     /// A path works again, `failed_ms` ms after it failed.
+    #[display("{path} recovered after {}", milliseconds(*failed_ms))]
     PathRecovered {
         #[serde(flatten)]
         path: PathName,
         failed_ms: u64,
     },
     /// A path left standby and carries data.
+    #[display("{path} carries data")]
     PathActive {
         #[serde(flatten)]
         path: PathName,
     },
     /// A path that works went to standby.
+    #[display("{path} on standby: {reason}")]
     PathStandby {
         #[serde(flatten)]
         path: PathName,
         reason: ShortText,
     },
     /// A path was closed while it worked.
+    #[display("{path} closed")]
     PathClosed {
         #[serde(flatten)]
         path: PathName,
     },
     /// A link uses another transport. The reason is empty where UDP works as it should.
+    #[display("{link}: transport {transport}{}{}", reason_suffix(reason), thread_suffix(*shard))]
     TransportChanged { link: ShortText, transport: Transport, reason: ShortText, shard: u8 },
     /// A TCP connection over a link was established.
+    #[display("{link}: {} connection established, {local} to {remote}{}",
+        if *multipath { "Multipath TCP" } else { "TCP" }, thread_suffix(*shard))]
     TcpConnected { link: ShortText, local: SocketAddr, remote: SocketAddr, multipath: bool, shard: u8 },
     /// A TCP connection over a link could not be established. `failures` is the number of failures before it;
     /// after the first, the level is DEBUG.
+    #[display("{link}: no TCP connection: {reason}{}", thread_suffix(*shard))]
     TcpFailed { link: ShortText, reason: ShortText, failures: u32, shard: u8 },
     /// A TCP connection over a link was closed.
+    #[display("{link}: TCP connection closed: {reason}{}", thread_suffix(*shard))]
     TcpClosed { link: ShortText, reason: ShortText, shard: u8 },
     /// The number of paths of a link changed.
+    #[display("{link} has {}: {reason}", counted(u64::from(*pipes), "pipe"))]
     PipesChanged { link: ShortText, pipes: u8, reason: ShortText },
     /// A packet belongs to a class without a connection, so one is established.
+    #[display("class {class} is used: connecting")]
     ClassUsed { class: ShortText },
     /// The connection of a class is established; at a server, that of this client.
+    #[display("{}class {class} is connected", client_prefix(client))]
     ClassConnected {
         #[serde(flatten)]
         client: Option<ClientName>,
         class: ShortText,
     },
     /// A class had no traffic for ten minutes, or no class had for a minute, so its connection was closed.
+    #[display("class {class} is idle: connection closed")]
     ClassIdle { class: ShortText },
     /// The connection of a class was lost. The class `default` carries its traffic meanwhile. At a server the
     /// level is INFO.
+    #[display("{}class {class} lost its connection: {reason}", client_prefix(client))]
     ClassDisconnected {
         #[serde(flatten)]
         client: Option<ClientName>,
@@ -212,9 +248,12 @@ pub enum Event {
         reason: ShortText,
     },
     /// The server refuses a connection for a class. The class `default` carries its traffic.
+    #[display("class {class} gets no connection of its own, the default one carries it: {reason}")]
     ClassRefused { class: ShortText, reason: ShortText },
     /// The capacity of a link changed; at a server, of the link under the path `link` of this client.
     /// Reported when it differs by a factor of 1.3 from the last reported capacity.
+    #[display("{}{link}: capacity {}{}: {reason}", client_prefix(client), rate(*bps),
+        prefixed(", before ", before_bps.map(rate)))]
     CapacityChanged {
         #[serde(flatten)]
         client: Option<ClientName>,
@@ -226,10 +265,13 @@ pub enum Event {
         reason: CapacityReason,
     },
     /// A client starts to connect.
+    #[display("connecting to {server}")]
     Connecting { server: ShortText },
     /// A handshake over a link failed.
+    #[display("could not connect over {link} (class {class}): {reason}")]
     ConnectFailed { link: ShortText, class: ShortText, reason: ShortText },
     /// The tunnel works, with these addresses. `resumed`: the server resumed the session.
+    #[display("connected to {server}: {}{}", comma_separated(addresses), resumed_suffix(*resumed))]
     Connected {
         server: ShortText,
         #[schemars(with = "Vec<String>")]
@@ -237,21 +279,28 @@ pub enum Event {
         resumed: bool,
     },
     /// The server assigned other addresses or advertised other routes.
+    #[display("addresses or routes changed: {}", comma_separated(addresses))]
     AddressesChanged {
         #[schemars(with = "Vec<String>")]
         addresses: Vec<IpNet>,
     },
     /// The MTU of the tunnel (bytes) changed.
+    #[display("tunnel MTU {mtu}")]
     MtuChanged { mtu: u64 },
     /// A client lost its connection; it connects again.
+    #[display("connection lost: {reason}; connecting again")]
     Disconnected { reason: ShortText },
     /// The server sent GOAWAY on the connection of this class.
+    #[display("the server is about to stop (class {class})")]
     ServerStopping { class: ShortText },
     /// The name of the server was resolved.
+    #[display("{server} has the addresses {}", comma_separated(addresses))]
     ServerResolved { server: ShortText, addresses: Vec<SocketAddr> },
     /// The name of the server could not be resolved.
+    #[display("cannot resolve {server}: {reason}")]
     ResolveFailed { server: ShortText, reason: ShortText },
     /// The connection of a further thread of a client was established or lost.
+    #[display("thread {shard} {}", shard_change(*connected, reason))]
     ShardChanged {
         shard: u8,
         connected: bool,
@@ -259,39 +308,52 @@ pub enum Event {
         reason: ShortText,
     },
     /// A client connected to this server. `resumed`: it resumed a session.
+    #[display("{client} connected{}", resumed_suffix(*resumed))]
     ClientConnected {
         #[serde(flatten)]
         client: ClientName,
         resumed: bool,
     },
     /// A client disconnected from this server.
+    #[display("{client} disconnected: {reason}")]
     ClientDisconnected {
         #[serde(flatten)]
         client: ClientName,
         reason: ShortText,
     },
     /// This server refused a request with this HTTP status.
+    #[display("request refused with status {status}: {reason}")]
     RequestRefused { status: u16, reason: ShortText },
     /// Two machines show the secret of one session, because the state folder of a client was copied: the
     /// later gets a session and addresses of its own. `kept`: this client, or at a server the client, is
     /// the one that keeps its addresses.
+    #[display("{}", shared_secret(client.as_ref(), *kept))]
     SecretShared {
         #[serde(flatten)]
         client: Option<ClientName>,
         kept: bool,
     },
     /// The kill switch is in force and there is no tunnel: nothing leaves but what it excepts.
+    #[display("the kill switch blocks: there is no tunnel, and nothing leaves past it")]
     KillSwitchBlocking {},
     /// The kill switch is in force and the tunnel works: the rest leaves through the tunnel.
+    #[display("the kill switch is armed: traffic leaves through the tunnel only")]
     KillSwitchArmed {},
     /// The kill switch is not in force any more.
+    #[display("the kill switch is lifted: {reason}")]
     KillSwitchLifted { reason: ShortText },
     /// Another program changed or removed the firewall table of the kill switch, and it was installed again.
+    #[display(
+        "another program changed or removed the firewall table of the kill switch: it is installed again"
+    )]
     KillSwitchRestored {},
     /// A CA issued a certificate for these names by ACME, valid until this moment. New connections get it.
+    #[display("new certificate for {}, valid until {until}", names.join(", "))]
     CertificateIssued { names: Vec<String>, until: ShortText },
     /// A CA issued no certificate. It is asked again after `retry_s` seconds; until then the certificate of
     /// an earlier order, valid until the moment `until`, stays in use, if there is one.
+    #[display("no new certificate: {reason}; next try in {}; {}", milliseconds(retry_s * 1000),
+        certificate_in_use(until.as_ref()))]
     CertificateFailed {
         reason: ShortText,
         retry_s: u64,
@@ -301,6 +363,7 @@ pub enum Event {
     /// The configuration was read again. `applied` lists the keys that count from now on, beside those of
     /// links and classes, `restart` those that take effect after a restart; if there are any of these,
     /// the level is WARN.
+    #[display("configuration read again: {}", changes(*links, *classes, applied, restart))]
     ConfigurationRead {
         links: bool,
         classes: bool,
@@ -309,29 +372,41 @@ pub enum Event {
         restart: Vec<String>,
     },
     /// The configuration could not be read again; nothing changed.
+    #[display("the configuration cannot be read, nothing changed: {reason}")]
     ConfigurationRefused { reason: ShortText },
     /// The server's certificates were read again, and are shown in new handshakes. `pin` is the SHA-256 of
     /// the first one.
+    #[display("certificates read again: new handshakes show the one with the pin {pin}")]
     CertificatesRead { pin: ShortText },
     /// The server's certificates could not be read again, or would lock clients out; those before stay.
+    #[display("the certificates are not taken, those before stay: {reason}")]
     CertificatesRefused { reason: ShortText },
     /// The users' file was read again. `ended` users lost access since then, and their sessions ended.
+    #[display("users read again: {}{}", counted(*users, "user"), prefixed("; ", (*ended > 0).then(|| counted(*ended, "user") + " lost access")))]
     UsersRead { users: u64, ended: u64 },
     /// A user of this server has used up the monthly quota (bytes) and has no access until this day; sessions
     /// end.
+    #[display("{user} used up the quota of {}; no access until {until}", bytes(*quota_bytes))]
     UserQuotaReached { user: ShortText, quota_bytes: u64, until: ShortText },
     /// A user of this server is below the quota again.
+    #[display("{user} is below the quota again")]
     UserQuotaRenewed { user: ShortText },
     /// The users' file could not be read again; nothing changed.
+    #[display("the users cannot be read, nothing changed: {reason}")]
     UsersRefused { reason: ShortText },
     /// A browser in this network logged in at the dashboard.
+    #[display("a browser in {network} logged in at the dashboard")]
     DashboardLogin { network: ShortText },
     /// The dashboard refused a log-in from this network, because the code in the link is wrong, was used, or
     /// has expired. `before` were refused there since the last such event.
+    #[display("a log-in at the dashboard from {network} was refused: the link is wrong, was used, or has expired{}",
+        prefixed("; ", (*before > 0).then(|| format!("{before} more since the last such event"))))]
     DashboardLoginRefused { network: ShortText, before: u64 },
     /// A signal ends this process.
+    #[display("ending on {signal}")]
     Ending { signal: ShortText },
     /// Events were dropped because too many waited for the log.
+    #[display("{} dropped: the queue of the event log was full", counted(*count, "event"))]
     EventsDropped { count: u64 },
 }
 

@@ -1,15 +1,15 @@
 //! The option `pipes`: the number of paths over a link.
 
-use std::fmt;
-
+use derive_more::Display;
 use mpvpn_types::LinkId;
 
 use mpvpn_input::values::Text;
 
 /// Number of paths over one link, each from its own source port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
 pub enum Pipes {
     /// Found by measurement: paths are added while each raises the rate.
+    #[display("auto")]
     Auto,
     /// This many, from 1 to [`Pipes::MAX`].
     Count(u8),
@@ -28,15 +28,6 @@ const _: () = assert!(Pipes::MAX < LinkId::TCP_PATH_INDEX);
 impl Default for Pipes {
     fn default() -> Self {
         Self::Count(1)
-    }
-}
-
-impl fmt::Display for Pipes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Count(count) => count.fmt(f),
-        }
     }
 }
 

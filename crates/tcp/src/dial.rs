@@ -18,6 +18,7 @@ use std::{
     time::Instant,
 };
 
+use derive_more::Display;
 use mpvpn_config::ProxyCredentials;
 use mpvpn_identity::tls::{CertificateRefusal, LastRefusal};
 use mpvpn_input::values::ServerAddr;
@@ -100,24 +101,17 @@ pub struct DialedConnection {
 }
 
 /// A step of making a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
 pub enum DialStep {
     /// The TCP handshake, with the server or the proxy.
+    #[display("connecting")]
     Connect,
     /// CONNECT at the proxy.
+    #[display("the answer of the proxy")]
     Proxy,
     /// The TLS handshake with the server.
+    #[display("TLS")]
     Tls,
-}
-
-impl std::fmt::Display for DialStep {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Connect => "connecting",
-            Self::Proxy => "the answer of the proxy",
-            Self::Tls => "TLS",
-        })
-    }
 }
 
 /// Why a connection could not be made.

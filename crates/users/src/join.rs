@@ -4,8 +4,9 @@
 //! further parameters that later versions may know. Out: server, token and trust, or the mistake in the link.
 //! Always holds: errors do not contain the token.
 
-use std::{fmt, path::Path, str::FromStr};
+use std::{path::Path, str::FromStr};
 
+use derive_more::Display;
 use toml_edit::{Array, DocumentMut, TomlError, value};
 
 use mpvpn_identity::{identity::Fingerprint, token::Token, trust::MAX_PINS};
@@ -31,7 +32,8 @@ const REPLACED_KEYS: [&str; 2] = ["insecure", "token-file"];
 const SYSTEM_CA: (&str, &str) = ("ca", "system");
 
 /// A join link.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
+#[display("{SCHEME}{}@{server}/?{trust}", token.reveal().replace('/', "%2F"))]
 pub struct JoinLink {
     /// The server.
     pub server: ServerAddr,
@@ -42,44 +44,28 @@ pub struct JoinLink {
 }
 
 /// How a client that joined by a link knows the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum LinkTrust {
     /// The certificate has one of these SHA-256.
+    #[display("{}", pins_text("pin=", "&", _0))]
     Pins(Vec<Fingerprint>),
     /// A CA that the client's machine trusts signed the certificate for the server's name.
+    #[display("{}={}", SYSTEM_CA.0, SYSTEM_CA.1)]
     System,
-}
-
-impl fmt::Display for LinkTrust {
-    /// The parameters of a link.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pins(pins) => {
-                let pins: Vec<_> = pins.iter().map(|pin| format!("pin={pin}")).collect();
-                f.write_str(&pins.join("&"))
-            }
-            Self::System => write!(f, "{}={}", SYSTEM_CA.0, SYSTEM_CA.1),
-        }
-    }
 }
 
 impl LinkTrust {
     /// The options of a client.
     pub fn options(&self) -> String {
         match self {
-            Self::Pins(pins) => pins.iter().map(|pin| format!("--pin {pin}")).collect::<Vec<_>>().join(" "),
+            Self::Pins(pins) => pins_text("--pin ", " ", pins),
             Self::System => format!("--{} {}", SYSTEM_CA.0, SYSTEM_CA.1),
         }
     }
 }
 
-impl fmt::Display for JoinLink {
-    /// The link, with the token.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Only this character of a token can end the part before the host.
-        let token = self.token.reveal().replace('/', "%2F");
-        write!(f, "{SCHEME}{token}@{}/?{}", self.server, self.trust)
-    }
+fn pins_text(prefix: &str, separator: &str, pins: &[Fingerprint]) -> String {
+    pins.iter().map(|pin| format!("{prefix}{pin}")).collect::<Vec<_>>().join(separator)
 }
 
 impl JoinLink {

@@ -1,8 +1,11 @@
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{net::IpAddr, str::FromStr};
+
+use derive_more::Display;
 
 /// A pattern of DNS names: a domain with its subdomains (`example.com`), or only the subdomains
 /// (`*.example.com`).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[display("{}{domain}", if *subdomains_only { "*." } else { "" })]
 pub struct DomainPattern {
     /// In lower case, without trailing dot.
     domain: String,
@@ -23,12 +26,6 @@ impl DomainPattern {
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let labels: Vec<&str> = other.domain.split('.').collect();
         self.matches_labels(&labels) || self.domain == other.domain && other.subdomains_only
-    }
-}
-
-impl fmt::Display for DomainPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", if self.subdomains_only { "*." } else { "" }, self.domain)
     }
 }
 

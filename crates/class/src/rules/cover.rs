@@ -4,8 +4,9 @@
 //! one rule covers another if it does so in every condition. Addresses are compared separately for each IP
 //! version, because source and destination of a packet have the same one.
 
-use std::{fmt, ops::RangeInclusive};
+use std::ops::RangeInclusive;
 
+use derive_more::Display;
 use ipnet::IpNet;
 
 use super::{Rule, has_ports};
@@ -21,29 +22,17 @@ pub struct UnreachableRule {
 }
 
 /// Why a rule can never match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
 pub enum UnreachableReason {
     /// It has conditions on ports, but only protocols without ports.
+    #[display("it has ports, but its protocols have none")]
     NoPorts,
     /// All source networks are of one IP version, and all destination networks of the other.
+    #[display("its sources are of one IP version and its destinations of the other")]
     MixedIpVersions,
     /// The earlier rule with this index matches every packet that this rule matches.
+    #[display("rule {} comes first and matches everything that it matches", _0 + 1)]
     Covered(usize),
-}
-
-impl fmt::Display for UnreachableReason {
-    /// The reason as a clause, as in "it can never match: …".
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoPorts => f.write_str("it has ports, but its protocols have none"),
-            Self::MixedIpVersions => {
-                f.write_str("its sources are of one IP version and its destinations of the other")
-            }
-            Self::Covered(by) => {
-                write!(f, "rule {} comes first and matches everything that it matches", by + 1)
-            }
-        }
-    }
 }
 
 pub(super) fn unreachable(rules: &[Rule]) -> Vec<UnreachableRule> {

@@ -5,8 +5,7 @@
 //! refused. Chains that iptables made belong to iptables, those of firewalld and ufw to these, and those of
 //! mpvpn to its processes.
 
-use std::fmt;
-
+use derive_more::Display;
 use mpvpn_types::PortProtocol;
 use serde_json::{Value, json};
 
@@ -17,17 +16,12 @@ use crate::plan::{Action, Step};
 const MAX_JUMPS: usize = 4;
 
 /// A chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
+#[display("{family} {table} {name}")]
 pub struct Chain {
     family: String,
     table: String,
     name: String,
-}
-
-impl fmt::Display for Chain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.family, self.table, self.name)
-    }
 }
 
 /// A rule of nftables that has the tag.
@@ -47,18 +41,13 @@ pub struct NftRule {
 impl Eq for NftRule {}
 
 /// A chain at a hook that drops.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Display, PartialEq, Eq)]
+#[display("nftables chain {chain}")]
 pub(super) struct DroppingChain {
     chain: Chain,
     is_input: bool,
     /// The handle of the last rule, if that drops.
     last: Option<u64>,
-}
-
-impl fmt::Display for DroppingChain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nftables chain {}", self.chain)
-    }
 }
 
 /// The chains for packets to this machine and through it that drop.
