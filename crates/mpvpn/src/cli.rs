@@ -54,6 +54,10 @@ fn sentence(text: &str) -> String {
 
 /// Runs the command of a command line.
 pub(crate) fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
+    dispatch(words).map_err(|failure| failure.about(SUMMARY))
+}
+
+fn dispatch(words: Vec<OsString>) -> Result<ExitCode, Failure> {
     let words = expand_mode(words)?;
     let mut found = match define().try_get_matches_from(words) {
         Ok(found) => found,
@@ -104,7 +108,6 @@ pub(crate) fn expand_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
     };
     if mode != "server" && mode != "client" {
         return Err(Failure::usage(
-            SUMMARY,
             format!("`{mode}` is not a mode: expected --mode server or --mode client"),
             "see `mpvpn --help`",
         ));
@@ -118,7 +121,7 @@ const KEYS_OF_THE_FILE: &[(&str, &str)] =
     &[("--fec", "set it for a class of traffic in the client's file: fec = \"auto\" in a table [[class]]")];
 
 fn missing_command() -> Failure {
-    Failure::usage(SUMMARY, "a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))
+    Failure::usage("a command is missing", format!("{HELP}; `mpvpn lab demo` demonstrates it"))
 }
 
 const HELP: &str = "see `mpvpn --help` and `mpvpn COMMAND --help`";
@@ -134,11 +137,11 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         ErrorKind::UnknownArgument => {
             let word = context(ContextKind::InvalidArg).unwrap_or_default();
             if let Some((_, next_step)) = KEYS_OF_THE_FILE.iter().find(|(option, _)| *option == word) {
-                return Failure::usage(SUMMARY, format!("`{word}` is not an option"), *next_step);
+                return Failure::usage(format!("`{word}` is not an option"), *next_step);
             }
             let next = context(ContextKind::SuggestedArg)
                 .map_or_else(|| HELP.to_owned(), |similar| format!("did you mean `{similar}`?"));
-            Failure::usage(SUMMARY, format!("`{word}` is not an option here"), next)
+            Failure::usage(format!("`{word}` is not an option here"), next)
         }
         ErrorKind::InvalidSubcommand => {
             let word = context(ContextKind::InvalidSubcommand).unwrap_or_default();
@@ -146,17 +149,17 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
             let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
             let names: Vec<_> = shown.map(clap::Command::get_name).collect();
             let available = format!("available are: {}", names.join(", "));
-            Failure::usage(SUMMARY, format!("`{word}` is not a command"), format!("{available}; {HELP}"))
+            Failure::usage(format!("`{word}` is not a command"), format!("{available}; {HELP}"))
         }
         ErrorKind::ValueValidation => {
             let option = context(ContextKind::InvalidArg).unwrap_or_default();
             let why = error.source().map_or_else(|| first_line(error), ToString::to_string);
-            Failure::usage(SUMMARY, format!("{option}: {why}"), HELP)
+            Failure::usage(format!("{option}: {why}"), HELP)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             missing_command()
         }
-        _ => Failure::usage(SUMMARY, first_line(error), HELP),
+        _ => Failure::usage(first_line(error), HELP),
     }
 }
 

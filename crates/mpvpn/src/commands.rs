@@ -50,6 +50,14 @@ pub(crate) const ALL: &[Entry] = entries! {
 
 /// A command with its options.
 pub(crate) trait Command: Parser {
+    /// The summary of its failures.
+    const SUMMARY: &str = "";
+
+    /// The summary of failures with these options.
+    fn summary(&self) -> &'static str {
+        Self::SUMMARY
+    }
+
     /// Runs the command.
     fn run(self) -> Result<ExitCode, Failure>;
 }
@@ -67,5 +75,7 @@ const fn entry<C: Command>() -> Entry {
 }
 
 fn run<C: Command>(words: &mut ArgMatches) -> Result<ExitCode, Failure> {
-    C::from_arg_matches_mut(words).map_err(|error| explain(&error))?.run()
+    let command = C::from_arg_matches_mut(words).map_err(|error| explain(&error))?;
+    let summary = command.summary();
+    command.run().map_err(|failure| failure.about(summary))
 }

@@ -22,8 +22,8 @@ const BAD_USAGE: u8 = 2;
 /// Why the program ends with a code other than 0.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// The failure in a sentence.
-    summary: String,
+    /// The failure in a sentence; none where the command has not named it yet.
+    summary: Option<String>,
     cause: String,
     next_step: String,
     exit_code: u8,
@@ -31,44 +31,36 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// Bad usage or configuration.
-    pub(crate) fn usage(summary: &str, cause: impl Into<String>, next_step: impl Into<String>) -> Self {
-        Self::new(summary, cause.into(), next_step.into(), BAD_USAGE)
+    pub(crate) fn usage(cause: impl Into<String>, next_step: impl Into<String>) -> Self {
+        Self { summary: None, cause: cause.into(), next_step: next_step.into(), exit_code: BAD_USAGE }
     }
 
     /// A failure of a file, the network, the kernel or another process.
-    pub(crate) fn runtime(summary: &str, cause: impl Into<String>, next_step: impl Into<String>) -> Self {
-        Self::new(summary, cause.into(), next_step.into(), RUNTIME_FAILURE)
+    pub(crate) fn runtime(cause: impl Into<String>, next_step: impl Into<String>) -> Self {
+        Self { exit_code: RUNTIME_FAILURE, ..Self::usage(cause, next_step) }
     }
 
-    fn new(summary: &str, cause: String, next_step: String, exit_code: u8) -> Self {
-        Self { summary: summary.to_owned(), cause, next_step, exit_code }
-    }
-
-    /// An error of configuration or the local API.
-    pub(crate) fn from_control_error(summary: &str, error: &mpvpn_input::Error) -> Self {
-        Self::new(summary, error.to_string(), error.next_step(), exit_code_of(error))
+    /// The failure with this summary, unless it has one.
+    pub(crate) fn about(self, summary: &str) -> Self {
+        Self { summary: self.summary.or_else(|| Some(summary.to_owned())), ..self }
     }
 
     /// An error of a running server, client or lab. The next step is that of its cause, if the cause has one;
     /// else `default_next_step`.
-    pub(crate) fn from_error(
-        summary: &str,
-        error: &(dyn StdError + 'static),
-        default_next_step: &str,
-    ) -> Self {
+    pub(crate) fn of(error: &(dyn StdError + 'static), default_next_step: &str) -> Self {
         let mut next_step = default_next_step.to_owned();
         let mut exit_code = RUNTIME_FAILURE;
         for cause in causes(error) {
             if let Some(control) = cause.downcast_ref::<mpvpn_input::Error>() {
                 next_step = control.next_step();
-                exit_code = exit_code_of(control);
+                exit_code = if control.is_usage() { BAD_USAGE } else { RUNTIME_FAILURE };
             } else if let Some(refusal) = cause.downcast_ref::<CertificateRefusal>() {
                 next_step = refusal.next_step().into();
             } else if let Some(known) = cause.downcast_ref::<RunError>().and_then(RunError::next_step) {
                 next_step = known.into();
             }
         }
-        Self::new(summary, join_causes(error), next_step, exit_code)
+        Self { summary: None, cause: join_causes(error), next_step, exit_code }
     }
 
     /// Whether it is about usage or configuration.
@@ -83,12 +75,15 @@ impl Failure {
     }
 
     pub(crate) fn text(&self) -> String {
-        format!("mpvpn: {}: {}\n  next: {}", self.summary, self.cause, self.next_step)
+        let summary = self.summary.as_ref().map_or_else(String::new, |summary| format!("{summary}: "));
+        format!("mpvpn: {summary}{}\n  next: {}", self.cause, self.next_step)
     }
 }
 
-fn exit_code_of(error: &mpvpn_input::Error) -> u8 {
-    if error.is_usage() { BAD_USAGE } else { RUNTIME_FAILURE }
+impl From<mpvpn_input::Error> for Failure {
+    fn from(error: mpvpn_input::Error) -> Self {
+        Self::of(&error, "")
+    }
 }
 
 /// The error and its causes in one line; a cause that is already part of the line is left out.
@@ -135,7 +130,7 @@ mod tests {
     #[test]
     fn the_next_step_of_the_cause_is_printed() {
         let refusal = CertificateRefusal::NotOwner { why: "bad signature".into() };
-        let failure = Failure::from_error("the client ended", &Wrapped(Box::new(refusal.clone())), "look");
+        let failure = Failure::of(&Wrapped(Box::new(refusal.clone())), "look").about("the client ended");
         assert_eq!(
             failure.text(),
             format!("mpvpn: the client ended: no session: {refusal}\n  next: {}", refusal.next_step())
@@ -143,7 +138,7 @@ mod tests {
         assert_eq!(failure.exit_code, 1);
 
         let usage = ClientConfig::resolve(ClientOptions::default()).unwrap_err();
-        let failure = Failure::from_error("the client ended", &Wrapped(Box::new(usage)), "look");
+        let failure = Failure::of(&Wrapped(Box::new(usage)), "look");
         assert_eq!(failure.exit_code, 2);
         assert!(failure.text().ends_with("no server is given\n  next: add --server HOST:PORT"));
     }
@@ -160,7 +155,7 @@ mod tests {
 
     #[test]
     fn causes_without_a_next_step_get_the_default_one() {
-        let failure = Failure::from_error("the client ended", &Wrapped("the cable is cut".into()), "look");
+        let failure = Failure::of(&Wrapped("the cable is cut".into()), "look").about("the client ended");
         assert_eq!(failure.text(), "mpvpn: the client ended: no session: the cable is cut\n  next: look");
     }
 }

@@ -9,11 +9,10 @@ use std::{
 
 use crate::failure::Failure;
 
-/// Returns a line of JSON; `summary` is the summary of a failure.
-pub(crate) fn json_line(summary: &str, written: serde_json::Result<String>) -> Result<String, Failure> {
-    let json = written.map_err(|error| {
-        Failure::runtime(summary, error.to_string(), "this is a bug: report it to the project")
-    })?;
+/// Returns a line of JSON.
+pub(crate) fn json_line(written: serde_json::Result<String>) -> Result<String, Failure> {
+    let json = written
+        .map_err(|error| Failure::runtime(error.to_string(), "this is a bug: report it to the project"))?;
     Ok(format!("{json}\n"))
 }
 
@@ -37,9 +36,8 @@ pub(crate) fn print_part(text: &str) -> Result<ControlFlow<()>, Failure> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(ControlFlow::Continue(())),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
-        Err(error) => {
-            Err(Failure::runtime("cannot write to stdout", error.to_string(), "check where the output goes"))
-        }
+        Err(error) => Err(Failure::runtime(error.to_string(), "check where the output goes")
+            .about("cannot write to stdout")),
     }
 }
 

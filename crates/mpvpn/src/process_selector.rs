@@ -26,16 +26,15 @@ pub(crate) fn help_for_any_role(name: clap::Arg) -> clap::Arg {
 
 impl ProcessSelector {
     /// The socket of the process: the given one, that of the given name, or that of the only process.
-    /// `summary` is the summary of a failure.
-    pub(crate) fn socket(&self, summary: &str) -> Result<PathBuf, Failure> {
+    pub(crate) fn socket(&self) -> Result<PathBuf, Failure> {
         match &self.api_socket {
             Some(path) => Ok(path.clone()),
-            None => select(summary, mpvpn_api::list_sockets(), self.name.as_deref()),
+            None => select(mpvpn_api::list_sockets(), self.name.as_deref()),
         }
     }
 }
 
-fn select(summary: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<PathBuf, Failure> {
+fn select(mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<PathBuf, Failure> {
     if let Some(name) = name {
         let names = ["server", "client"].map(|role| format!("{role}-{name}.sock"));
         sockets.retain(|path| {
@@ -47,13 +46,11 @@ fn select(summary: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Resul
         [] => {
             let named = name.map_or_else(String::new, |name| format!(" with the name `{name}`"));
             Err(Failure::runtime(
-                summary,
                 format!("no mpvpn{named} answers in {}", mpvpn_input::dirs::SOCKET_DIR),
                 "start `mpvpn server`, `mpvpn client` or `mpvpn proxy`, or name its socket with --api-socket",
             ))
         }
         several => Err(Failure::usage(
-            summary,
             format!("several mpvpn processes run here\n{}", list(several)),
             "choose one with --api-socket PATH",
         )),
@@ -69,8 +66,6 @@ fn list(sockets: &[PathBuf]) -> String {
 mod tests {
     use super::*;
 
-    const SUMMARY: &str = "cannot show the status";
-
     fn sockets(names: &[&str]) -> Vec<PathBuf> {
         names.iter().map(|name| Path::new(mpvpn_input::dirs::SOCKET_DIR).join(name)).collect()
     }
@@ -78,18 +73,18 @@ mod tests {
     #[test]
     fn the_only_process_needs_no_name() {
         let one = sockets(&["client-mpvpn0.sock"]);
-        assert_eq!(select(SUMMARY, one.clone(), None), Ok(one[0].clone()));
+        assert_eq!(select(one.clone(), None), Ok(one[0].clone()));
     }
 
     #[test]
     fn a_name_chooses_among_several() {
         let all = sockets(&["client-home.sock", "client-my-home.sock", "server-edge.sock"]);
-        assert_eq!(select(SUMMARY, all.clone(), Some("home")), Ok(all[0].clone()));
+        assert_eq!(select(all.clone(), Some("home")), Ok(all[0].clone()));
     }
 
     #[test]
     fn several_processes_with_the_name_are_listed() {
-        let failure = select(SUMMARY, sockets(&["client-a.sock", "server-a.sock"]), Some("a")).unwrap_err();
+        let failure = select(sockets(&["client-a.sock", "server-a.sock"]), Some("a")).unwrap_err();
         assert_eq!(
             failure.text(),
             "mpvpn: cannot show the status: several mpvpn processes run here\n  /run/mpvpn/client-a.sock\n  \
@@ -99,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_name_without_a_process_is_an_error() {
-        let failure = select(SUMMARY, Vec::new(), Some("home")).unwrap_err();
+        let failure = select(Vec::new(), Some("home")).unwrap_err();
         assert!(failure.text().contains("no mpvpn with the name `home` answers in /run/mpvpn"));
     }
 }

@@ -28,7 +28,7 @@ use mpvpn_status::{FlowList, Status};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use self::screen::{Effect, Screen};
-use crate::{commands::top::SUMMARY, failure::Failure};
+use crate::failure::Failure;
 
 /// Time between two attempts to follow the events of a process that is away.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -49,8 +49,7 @@ enum Arrival {
 /// Shows the process at `socket` until a key ends it; measures every `interval`.
 pub(crate) fn run(socket: &Path, interval: Duration) -> Result<ExitCode, Failure> {
     // A process that cannot be asked at all is an error, not a screen.
-    let first =
-        mpvpn_api::fetch_status(socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+    let first = mpvpn_api::fetch_status(socket)?;
     let (sender, arrivals) = mpsc::channel();
     let wants_flows = Arc::new(AtomicBool::new(false));
     start_reader(socket.into(), interval, Arc::clone(&wants_flows), sender.clone());
@@ -153,11 +152,7 @@ fn draws_blocks() -> bool {
 }
 
 fn terminal_failure(error: &std::io::Error) -> Failure {
-    Failure::runtime(
-        SUMMARY,
-        format!("the terminal: {error}"),
-        "run it in another terminal, or see `mpvpn status`",
-    )
+    Failure::runtime(format!("the terminal: {error}"), "run it in another terminal, or see `mpvpn status`")
 }
 
 #[cfg(test)]

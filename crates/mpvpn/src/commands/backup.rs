@@ -46,26 +46,23 @@ pub(crate) struct Restore {
 }
 
 impl Command for Backup {
+    const SUMMARY: &str = "cannot back the server up";
+
     fn run(self) -> Result<ExitCode, Failure> {
-        let written = self.server.load().and_then(|config| {
-            let backup = ServerBackup::collect(&config, SystemTime::now())?;
-            backup.save(&self.file).map(|()| backup)
-        });
-        let backup =
-            written.map_err(|error| Failure::from_control_error("cannot back the server up", &error))?;
+        let backup = ServerBackup::collect(&self.server.load()?, SystemTime::now())?;
+        backup.save(&self.file)?;
         let names: Vec<_> = backup.names().collect();
         print(&format!("wrote {}: {}\n", self.file.display(), names.join(", ")))
     }
 }
 
 impl Command for Restore {
+    const SUMMARY: &str = "cannot restore the server";
+
     fn run(self) -> Result<ExitCode, Failure> {
-        let restored = ServerBackup::load(&self.file).and_then(|backup| {
-            let config = self.server.load()?;
-            backup.restore(&config).map(|()| (config, backup))
-        });
-        let (config, backup) =
-            restored.map_err(|error| Failure::from_control_error("cannot restore the server", &error))?;
+        let backup = ServerBackup::load(&self.file)?;
+        let config = self.server.load()?;
+        backup.restore(&config)?;
         let names: Vec<_> = backup.names().collect();
         print(&format!(
             "restored the backup of {} to {}: {}\n",

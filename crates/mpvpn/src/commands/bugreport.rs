@@ -18,8 +18,6 @@ use crate::{
     process_selector::{ProcessSelector, help_for_any_role},
 };
 
-const SUMMARY: &str = "cannot write the report";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn bugreport
@@ -44,9 +42,11 @@ pub(crate) struct Bugreport {
 }
 
 impl Command for Bugreport {
+    const SUMMARY: &str = "cannot write the report";
+
     fn run(self) -> Result<ExitCode, Failure> {
         let is_chosen = self.target.name.is_some() || self.target.api_socket.is_some();
-        let sockets = if is_chosen { vec![self.target.socket(SUMMARY)?] } else { mpvpn_api::list_sockets() };
+        let sockets = if is_chosen { vec![self.target.socket()?] } else { mpvpn_api::list_sockets() };
         let report = bugreport::collect(&sockets, &mut |part| {
             if std::io::stderr().is_terminal() {
                 eprintln!("collecting {part}");
@@ -64,7 +64,7 @@ impl Command for Bugreport {
         }
         write(&self.output, &report).map_err(|error| {
             let why = format!("{}: {error}", self.output.display());
-            Failure::runtime(SUMMARY, why, "choose another file with --output FILE")
+            Failure::runtime(why, "choose another file with --output FILE")
         })?;
         print(&format!("written to {}: read it before you send it\n", self.output.display()))
     }

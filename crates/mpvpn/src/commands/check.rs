@@ -16,8 +16,6 @@ use crate::{
     output::{json_line, print, width},
 };
 
-const SUMMARY: &str = "cannot check the links";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn check
@@ -48,14 +46,15 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 }
 
 impl Command for Check {
+    const SUMMARY: &str = "cannot check the links";
+
     fn run(self) -> Result<ExitCode, Failure> {
         check_links(self)
     }
 }
 
 fn check_links(args: Check) -> Result<ExitCode, Failure> {
-    let config = ClientConfig::load(args.client.config.as_deref(), args.client.options)
-        .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+    let config = ClientConfig::load(args.client.config.as_deref(), args.client.options)?;
     log::init(config.log_level);
     // Progress is for people: a program reads the JSON only.
     let shows_progress = std::io::stderr().is_terminal() || !args.json;
@@ -67,9 +66,9 @@ fn check_links(args: Check) -> Result<ExitCode, Failure> {
     };
     progress(&format!("checking the links to {}, for up to 20 s", config.server));
     let next = "check the name in --server, and that this machine resolves names: `getent hosts NAME`";
-    let result = run(&config, &progress).map_err(|error| Failure::from_error(SUMMARY, &error, next))?;
+    let result = run(&config, &progress).map_err(|error| Failure::of(&error, next))?;
     print(&if args.json {
-        json_line(SUMMARY, serde_json::to_string(&result))?
+        json_line(serde_json::to_string(&result))?
     } else {
         check::render(&result, width())
     })?;

@@ -1,9 +1,6 @@
 //! `mpvpn class`: shows the classes of traffic of a configuration, and which one a packet belongs to.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use mpvpn_config::{ClientConfig, PacketDescription, render_classes};
@@ -65,28 +62,26 @@ enum ClassCommand {
 }
 
 impl Command for Class {
+    fn summary(&self) -> &'static str {
+        match self.command {
+            ClassCommand::List { .. } => "cannot show the classes",
+            ClassCommand::Test { .. } => "cannot test the packet",
+        }
+    }
+
     fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
             ClassCommand::List { config } => {
-                print(&render_classes(&load("cannot show the classes", config.as_deref())?, width()))
+                print(&render_classes(&ClientConfig::load_without_server(config.as_deref())?, width()))
             }
             ClassCommand::Test { config, json, packet } => {
-                const SUMMARY: &str = "cannot test the packet";
                 let packet: PacketDescription = packet
                     .join(" ")
                     .parse()
-                    .map_err(|why: String| Failure::usage(SUMMARY, why, "see `mpvpn class test --help`"))?;
-                let ruling = load(SUMMARY, config.as_deref())?.class_of(&packet);
-                print(&if json {
-                    json_line(SUMMARY, serde_json::to_string(&ruling))?
-                } else {
-                    format!("{ruling}\n")
-                })
+                    .map_err(|why: String| Failure::usage(why, "see `mpvpn class test --help`"))?;
+                let ruling = ClientConfig::load_without_server(config.as_deref())?.class_of(&packet);
+                print(&if json { json_line(serde_json::to_string(&ruling))? } else { format!("{ruling}\n") })
             }
         }
     }
-}
-
-fn load(summary: &str, file: Option<&Path>) -> Result<ClientConfig, Failure> {
-    ClientConfig::load_without_server(file).map_err(|error| Failure::from_control_error(summary, &error))
 }

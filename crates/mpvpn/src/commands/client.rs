@@ -44,12 +44,10 @@ pub(crate) struct Client {
     pub(crate) args: ClientArgs,
 }
 
-const SUMMARY: &str = "cannot start the client";
-
 /// The options of a command line with a join link.
 pub(crate) fn with_link(link: Option<String>, options: ClientOptions) -> Result<ClientOptions, Failure> {
     let Some(text) = link else { return Ok(options) };
-    let link = read_link(SUMMARY, &text)?;
+    let link = read_link(&text)?;
     let (ca, pin) = match link.trust {
         LinkTrust::Pins(pins) => (None, pins),
         LinkTrust::System => (Some(Ca::System), Vec::new()),
@@ -58,17 +56,18 @@ pub(crate) fn with_link(link: Option<String>, options: ClientOptions) -> Result<
 }
 
 /// The join link in an argument, or in standard input if that is `-`.
-pub(crate) fn read_link(summary: &str, argument: &str) -> Result<JoinLink, Failure> {
+pub(crate) fn read_link(argument: &str) -> Result<JoinLink, Failure> {
     let next = "copy the whole link, in single quotes, as `mpvpn user add` printed it on the server";
     let mut text = argument.to_owned();
     if argument == "-" {
         text.clear();
         // Longer texts are no links.
-        stdin().take(64 << 10).read_to_string(&mut text).map_err(|error| {
-            Failure::runtime(summary, format!("standard input cannot be read: {error}"), next)
-        })?;
+        stdin()
+            .take(64 << 10)
+            .read_to_string(&mut text)
+            .map_err(|error| Failure::runtime(format!("standard input cannot be read: {error}"), next))?;
     }
-    text.parse().map_err(|error: ParseLinkError| Failure::usage(summary, error.to_string(), next))
+    text.parse().map_err(|error: ParseLinkError| Failure::usage(error.to_string(), next))
 }
 
 /// The options of commands that connect to a server.
@@ -87,14 +86,16 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 }
 
 impl Command for Client {
+    const SUMMARY: &str = "cannot start the client";
+
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
         let options = with_link(self.link, self.args.options)?;
         let origin = ConfigSource::<ClientOptions>::new(self.args.config, options);
-        let config = origin.load().map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+        let config = origin.load()?;
         log::init(config.log_level);
         client::run(config, origin)
-            .map_err(|error| Failure::from_error("the client ended", &error, READ_THE_LOG))?;
+            .map_err(|error| Failure::of(&error, READ_THE_LOG).about("the client ended"))?;
         Ok(ExitCode::SUCCESS)
     }
 }

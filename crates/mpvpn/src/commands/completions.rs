@@ -26,6 +26,8 @@ pub(crate) struct Completions {
 }
 
 impl Command for Completions {
+    const SUMMARY: &str = "cannot write the completions";
+
     fn run(self) -> Result<ExitCode, Failure> {
         let mut script = Vec::new();
         generate(self.shell, &mut cli::define(), "mpvpn", &mut script);

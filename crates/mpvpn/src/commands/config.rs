@@ -15,10 +15,6 @@ use crate::{
     process_selector::{ProcessSelector, help_for_any_role},
 };
 
-const SUMMARY: &str = "cannot reload the configuration";
-const CHECK_SUMMARY: &str = "the configuration does not work";
-const SHOW_SUMMARY: &str = "cannot show the configuration";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn config check /etc/mpvpn/server.toml
@@ -81,32 +77,36 @@ enum ConfigCommand {
 }
 
 impl Command for Config {
+    fn summary(&self) -> &'static str {
+        match self.command {
+            ConfigCommand::Reload { .. } => "cannot reload the configuration",
+            ConfigCommand::Check { .. } => "the configuration does not work",
+            ConfigCommand::Show { .. } => "cannot show the configuration",
+        }
+    }
+
     fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
             ConfigCommand::Reload { force, target } => {
-                let socket = target.socket(SUMMARY)?;
+                let socket = target.socket()?;
                 let policy = if force { LockoutPolicy::Allow } else { LockoutPolicy::Refuse };
-                let reloaded = mpvpn_api::reload(&socket, policy)
-                    .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+                let reloaded = mpvpn_api::reload(&socket, policy)?;
                 print(&text_of(&reloaded))
             }
             ConfigCommand::Check { file, kind } => {
-                let checked = check_file(&file, kind)
-                    .map_err(|error| Failure::from_control_error(CHECK_SUMMARY, &error))?;
+                let checked = check_file(&file, kind)?;
                 let CheckedFile { kind, notes } = checked;
                 let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
                 print(&format!("{notes}{}: `mpvpn {kind}` would start with it\n", file.display()))
             }
             ConfigCommand::Show { file, kind, json, target } => {
-                let failure = |error| Failure::from_control_error(SHOW_SUMMARY, &error);
                 let values = match file {
                     Some(file) => FileKind::of(&file, kind)
-                        .and_then(|kind| mpvpn_config::values(kind, Some(&file), &[]))
-                        .map_err(failure)?,
-                    None => mpvpn_api::fetch_config(&target.socket(SHOW_SUMMARY)?).map_err(failure)?,
+                        .and_then(|kind| mpvpn_config::values(kind, Some(&file), &[]))?,
+                    None => mpvpn_api::fetch_config(&target.socket()?)?,
                 };
                 match json {
-                    true => print(&json_line(SHOW_SUMMARY, serde_json::to_string(&values))?),
+                    true => print(&json_line(serde_json::to_string(&values))?),
                     false => print(&table(&values)),
                 }
             }

@@ -12,8 +12,6 @@ use crate::{
     process_selector::{ProcessSelector, help_for_any_role},
 };
 
-const SUMMARY: &str = "cannot log in at the dashboard";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn client --server vpn.example --token-file token --dashboard 127.0.0.1:9470
@@ -35,10 +33,11 @@ pub(crate) struct Dashboard {
 }
 
 impl Command for Dashboard {
+    const SUMMARY: &str = "cannot log in at the dashboard";
+
     fn run(self) -> Result<ExitCode, Failure> {
-        let socket = self.target.socket(SUMMARY)?;
-        let DashboardLink { url, .. } = mpvpn_api::dashboard_link(&socket)
-            .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+        let socket = self.target.socket()?;
+        let DashboardLink { url, .. } = mpvpn_api::dashboard_link(&socket)?;
         print(&format!("{url}\n"))
     }
 }

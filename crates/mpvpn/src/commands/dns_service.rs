@@ -16,11 +16,12 @@ use crate::failure::Failure;
 pub(crate) struct DnsService {}
 
 impl Command for DnsService {
+    const SUMMARY: &str = "name servers were not changed";
+
     fn run(self) -> Result<ExitCode, Failure> {
         log::init(LogLevel::default());
         let next = "run `systemctl start mpvpn-dns`";
-        confine::change_name_servers()
-            .map_err(|error| Failure::from_error("name servers were not changed", &error, next))?;
+        confine::change_name_servers().map_err(|error| Failure::of(&error, next))?;
         Ok(ExitCode::SUCCESS)
     }
 }

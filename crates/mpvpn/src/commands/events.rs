@@ -17,8 +17,6 @@ use crate::{
     process_selector::{ProcessSelector, help_for_any_role},
 };
 
-const SUMMARY: &str = "cannot show the events";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn events
@@ -60,11 +58,12 @@ pub(crate) struct Events {
 }
 
 impl Command for Events {
+    const SUMMARY: &str = "cannot show the events";
+
     fn run(self) -> Result<ExitCode, Failure> {
-        let socket = self.target.socket(SUMMARY)?;
-        let failed = |error| Failure::from_control_error(SUMMARY, &error);
+        let socket = self.target.socket()?;
         if !self.follow {
-            let lines = mpvpn_api::fetch_events(&socket).map_err(failed)?;
+            let lines = mpvpn_api::fetch_events(&socket)?;
             let shown: String = lines.lines().filter_map(|line| self.show(line)).collect();
             return print(&shown);
         }
@@ -74,10 +73,10 @@ impl Command for Events {
             outcome = print(&shown);
             if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
-        mpvpn_api::follow_events(&socket, take).map_err(failed)?;
+        mpvpn_api::follow_events(&socket, take)?;
         outcome?;
         let why = format!("the process at {} has ended", socket.display());
-        Err(Failure::runtime("no more events", why, "start the process again, then this command"))
+        Err(Failure::runtime(why, "start the process again, then this command").about("no more events"))
     }
 }
 

@@ -19,11 +19,12 @@ pub(crate) struct Helper {
 }
 
 impl Command for Helper {
+    const SUMMARY: &str = "the helper ended";
+
     fn run(self) -> Result<ExitCode, Failure> {
         log::init(LogLevel::default());
         let next = "run `mpvpn server` or `mpvpn client`, which starts this";
-        confine::help(&self.readable)
-            .map_err(|error| Failure::from_error("the helper ended", &error, next))?;
+        confine::help(&self.readable).map_err(|error| Failure::of(&error, next))?;
         Ok(ExitCode::SUCCESS)
     }
 }

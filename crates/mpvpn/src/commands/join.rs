@@ -11,8 +11,6 @@ use mpvpn_users::join::Joined;
 use super::{Command, client::read_link};
 use crate::{failure::Failure, output::print};
 
-const SUMMARY: &str = "cannot join";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn join 'mpvpn://TOKEN@vpn.example/?pin=SHA256'
@@ -40,14 +38,15 @@ pub(crate) struct Join {
 }
 
 impl Command for Join {
+    const SUMMARY: &str = "cannot join";
+
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
         let Self { link, name, start } = self;
-        let failed = |error: mpvpn_input::Error| Failure::from_control_error(SUMMARY, &error);
-        let instance = Instance::new(Role::Client, name).map_err(failed)?;
+        let instance = Instance::new(Role::Client, name)?;
         let (file, unit) = (instance.file(), instance.unit());
-        let link = read_link(SUMMARY, &link)?;
-        let done = link.write_to(&file).map_err(failed)?;
+        let link = read_link(&link)?;
+        let done = link.write_to(&file)?;
         let done = match done {
             Joined::New => "wrote",
             Joined::Updated => "put the new token and pins into",
@@ -69,13 +68,13 @@ fn start_service(unit: &str) -> Result<(), Failure> {
     let next = "install the package, which has the service, or start the client by `mpvpn client`";
     // One that runs already must read the new token.
     for command in ["enable", "restart"] {
-        let output =
-            std::process::Command::new("systemctl").args([command, unit]).output().map_err(|error| {
-                Failure::runtime(SUMMARY, format!("systemctl cannot be started: {error}"), next)
-            })?;
+        let output = std::process::Command::new("systemctl")
+            .args([command, unit])
+            .output()
+            .map_err(|error| Failure::runtime(format!("systemctl cannot be started: {error}"), next))?;
         if !output.status.success() {
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(Failure::runtime(SUMMARY, format!("{unit} cannot be started: {why}"), next));
+            return Err(Failure::runtime(format!("{unit} cannot be started: {why}"), next));
         }
     }
     Ok(())

@@ -10,8 +10,6 @@ use mpvpn_error::RunError;
 use super::Command;
 use crate::{failure::Failure, output::print};
 
-const SUMMARY: &str = "cannot change the kill switch";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn kill-switch hold
@@ -41,13 +39,14 @@ enum KillSwitchCommand {
 }
 
 impl Command for KillSwitch {
+    const SUMMARY: &str = "cannot change the kill switch";
+
     fn run(self) -> Result<ExitCode, Failure> {
-        let failed = |error: RunError| Failure::from_error(SUMMARY, &error, "run it as root");
+        let failed = |error: RunError| Failure::of(&error, "run it as root");
         let (said, names) = match self.command {
             KillSwitchCommand::Hold => {
                 // A file that cannot be read ends no hold.
-                let wishes = BlockWish::of_enabled_clients();
-                let wishes = wishes.map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+                let wishes = BlockWish::of_enabled_clients()?;
                 ("blocked past the tunnel, also while it does not run", hold::set(&wishes).map_err(failed)?)
             }
             KillSwitchCommand::Release => ("not held any more", hold::release().map_err(failed)?),

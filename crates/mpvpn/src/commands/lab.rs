@@ -27,6 +27,8 @@ pub(crate) struct Lab {
 }
 
 impl Command for Lab {
+    const SUMMARY: &str = "the lab cannot start";
+
     /// Replaces this process by the program: the file beside this one, else the one in `PATH`.
     fn run(self) -> Result<ExitCode, Failure> {
         let beside = env::current_exe().map(|own| own.with_file_name(PROGRAM)).unwrap_or_default();
@@ -36,13 +38,11 @@ impl Command for Lab {
 }
 
 fn explain(error: &Error) -> Failure {
-    let summary = "the lab cannot start";
     match error.kind() {
         ErrorKind::NotFound => Failure::runtime(
-            summary,
             format!("the program {PROGRAM} is neither beside mpvpn nor in PATH"),
             format!("install the package {PROGRAM}; in the source tree, ./dev demo builds and runs it"),
         ),
-        _ => Failure::runtime(summary, format!("{PROGRAM}: {error}"), "check who may run that file"),
+        _ => Failure::runtime(format!("{PROGRAM}: {error}"), "check who may run that file"),
     }
 }

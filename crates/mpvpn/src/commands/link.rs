@@ -50,39 +50,34 @@ enum LinkCommand {
 }
 
 impl Command for Link {
+    fn summary(&self) -> &'static str {
+        match self.command {
+            LinkCommand::Show(_) => "cannot show the links",
+            LinkCommand::Set { .. } => "cannot change the link",
+        }
+    }
+
     fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
             LinkCommand::Show(target) => {
-                const SUMMARY: &str = "cannot show the links";
-                let socket = target.socket(SUMMARY)?;
-                let status = mpvpn_api::fetch_status(&socket)
-                    .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+                let socket = target.socket()?;
+                let status = mpvpn_api::fetch_status(&socket)?;
                 if status.role == Role::Server {
                     let next = "give the socket of a client with --api-socket";
-                    return Err(Failure::usage(
-                        SUMMARY,
-                        "this process is a server: only clients have links",
-                        next,
-                    ));
+                    return Err(Failure::usage("this process is a server: only clients have links", next));
                 }
                 print(&render_links(&status.links, width()))
             }
             LinkCommand::Set { link, change, target } => {
-                const SUMMARY: &str = "cannot change the link";
                 let next = "see `mpvpn link set --help`";
                 if change.is_empty() {
-                    return Err(Failure::usage(SUMMARY, "no option says what to change", next));
+                    return Err(Failure::usage("no option says what to change", next));
                 }
                 if !is_link_name(&link) {
-                    return Err(Failure::usage(
-                        SUMMARY,
-                        format!("`{link}` is not an interface's name"),
-                        next,
-                    ));
+                    return Err(Failure::usage(format!("`{link}` is not an interface's name"), next));
                 }
-                let socket = target.socket(SUMMARY)?;
-                let link = mpvpn_api::change_link(&socket, &link, &change)
-                    .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+                let socket = target.socket()?;
+                let link = mpvpn_api::change_link(&socket, &link, &change)?;
                 print(&render_links(&[link], width()))
             }
         }

@@ -17,13 +17,15 @@ pub(crate) struct Man {
 }
 
 impl Command for Man {
+    const SUMMARY: &str = "cannot write the manual pages";
+
     fn run(self) -> Result<ExitCode, Failure> {
         // The page of `mpvpn lab` is in the package of the program that it starts.
         let written = clap_mangen::generate_to(cli::define(), &self.folder)
             .and_then(|()| fs::remove_file(self.folder.join("mpvpn-lab.1")));
         written.map(|()| ExitCode::SUCCESS).map_err(|error| {
             let why = format!("{}: {error}", self.folder.display());
-            Failure::runtime("cannot write the manual pages", why, "name a folder that exists")
+            Failure::runtime(why, "name a folder that exists")
         })
     }
 }

@@ -26,8 +26,6 @@ use crate::{
     process_selector::ProcessSelector,
 };
 
-const SUMMARY: &str = "cannot measure";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn measure
@@ -88,12 +86,14 @@ pub(crate) struct Measure {
 }
 
 impl Command for Measure {
+    const SUMMARY: &str = "cannot measure";
+
     fn run(self) -> Result<ExitCode, Failure> {
         if self.long_only && self.cut.is_none() && self.hours.is_none() {
             let next = "add --cut LINK or --hours N, or leave out --long-only";
-            return Err(Failure::usage(SUMMARY, "--long-only needs --cut or --hours", next));
+            return Err(Failure::usage("--long-only needs --cut or --hours", next));
         }
-        let socket = self.target.socket(SUMMARY)?;
+        let socket = self.target.socket()?;
         let plan = MeasurePlan {
             socket: socket.clone(),
             links: self.link.clone(),
@@ -104,8 +104,7 @@ impl Command for Measure {
             rate: self.rate,
             only_long: self.long_only,
         };
-        let status =
-            mpvpn_api::fetch_status(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+        let status = mpvpn_api::fetch_status(&socket)?;
         let links = links_of(&status, &plan).map_err(failure)?;
         if !self.agrees(&status, &links, &plan)? {
             return print("nothing was measured\n");
@@ -151,16 +150,15 @@ impl Measure {
         }
         if !std::io::stdin().is_terminal() {
             let next = "add --yes if that is fine, or name the links to measure with --link";
-            return Err(Failure::usage(SUMMARY, text.trim_end(), next));
+            return Err(Failure::usage(text.trim_end(), next));
         }
-        confirm("Measure?").map_err(|error| {
-            Failure::runtime(SUMMARY, error.to_string(), "add --yes, as there is nobody to ask")
-        })
+        confirm("Measure?")
+            .map_err(|error| Failure::runtime(error.to_string(), "add --yes, as there is nobody to ask"))
     }
 
     fn write_files(&self, report: &MeasureReport) -> Result<(), Failure> {
         if let Some(file) = &self.json {
-            write(file, &json_line(SUMMARY, serde_json::to_string_pretty(report))?)?;
+            write(file, &json_line(serde_json::to_string_pretty(report))?)?;
         }
         let Some(file) = &self.report else { return Ok(()) };
         let stem =
@@ -178,8 +176,7 @@ impl Measure {
 /// Serves the page until a signal comes.
 fn serve_page(socket: &Path, address: SocketAddr) -> Result<ExitCode, Failure> {
     // Asked once: the traffic of browsers takes the ways of all other traffic.
-    let state = mpvpn_api::measure(socket, &MeasureRequest { end: true, ..MeasureRequest::default() })
-        .map_err(|error| Failure::from_control_error(SUMMARY, &error))?;
+    let state = mpvpn_api::measure(socket, &MeasureRequest { end: true, ..MeasureRequest::default() })?;
     let interrupt = Interrupt::catch().map_err(caught)?;
     let page = LanPage::bind(address, &state.device, &state.responders, &interrupt).map_err(failure)?;
     let at = page.local_addr().map_err(caught)?;
@@ -189,7 +186,7 @@ fn serve_page(socket: &Path, address: SocketAddr) -> Result<ExitCode, Failure> {
 }
 
 fn caught(error: std::io::Error) -> Failure {
-    Failure::runtime(SUMMARY, error.to_string(), "this is a bug: report it to the project")
+    Failure::runtime(error.to_string(), "this is a bug: report it to the project")
 }
 
 /// The use of a metered link in a line; `known`: its last rate (bit/s).
@@ -210,13 +207,13 @@ fn use_of(link: &str, known: Option<u64>, seconds: f64) -> String {
 fn write(file: &Path, text: &str) -> Result<(), Failure> {
     fs::write(file, text).map_err(|error| {
         let next = "give a file in a folder that you may write to";
-        Failure::runtime(SUMMARY, format!("cannot write {}: {error}", file.display()), next)
+        Failure::runtime(format!("cannot write {}: {error}", file.display()), next)
     })
 }
 
 fn failure(error: MeasureError) -> Failure {
     match &error {
-        MeasureError::Client(cause) => Failure::from_control_error(SUMMARY, cause),
+        MeasureError::Client(cause) => Failure::of(cause, ""),
         MeasureError::NoResponder { source, .. } => {
             let next = match source.kind() {
                 ErrorKind::PermissionDenied => "run it as root",
@@ -225,14 +222,12 @@ fn failure(error: MeasureError) -> Failure {
                      reload`; a rule [[access]] there must allow port 9494"
                 }
             };
-            Failure::runtime(SUMMARY, error.to_string(), next)
+            Failure::runtime(error.to_string(), next)
         }
-        MeasureError::Listen { .. } => Failure::runtime(
-            SUMMARY,
-            error.to_string(),
-            "give an address of this machine, and a port that is free",
-        ),
-        MeasureError::NoLinks(_) => Failure::usage(SUMMARY, error.to_string(), "see `mpvpn link show`"),
+        MeasureError::Listen { .. } => {
+            Failure::runtime(error.to_string(), "give an address of this machine, and a port that is free")
+        }
+        MeasureError::NoLinks(_) => Failure::usage(error.to_string(), "see `mpvpn link show`"),
     }
 }
 

@@ -22,8 +22,6 @@ use crate::{
     process_selector::ProcessSelector,
 };
 
-const SUMMARY: &str = "cannot ping";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn ping 10.0.0.1
@@ -69,8 +67,10 @@ pub(crate) struct Ping {
 }
 
 impl Command for Ping {
+    const SUMMARY: &str = "cannot ping";
+
     fn run(self) -> Result<ExitCode, Failure> {
-        let socket = self.target.socket(SUMMARY)?;
+        let socket = self.target.socket()?;
         let to = self.address()?;
         // The identifier of requests is known once the socket is bound to the device, which this answer
         // tells.
@@ -85,7 +85,6 @@ impl Command for Ping {
         };
         let refused = |error: std::io::Error| {
             Failure::runtime(
-                SUMMARY,
                 format!("{to} through {device}: {error}"),
                 "run it as root; `mpvpn status` says whether the tunnel is up and which addresses it has",
             )
@@ -123,21 +122,19 @@ impl Ping {
         let wanted = |ip: &IpAddr| if self.ipv4 { ip.is_ipv4() } else { !self.ipv6 || ip.is_ipv6() };
         let found = (self.host.as_str(), 0).to_socket_addrs().map_err(|error| {
             Failure::runtime(
-                SUMMARY,
                 format!("`{}`: {error}", self.host),
                 "check the name, or give an address; `mpvpn status` says whether the tunnel is up",
             )
         })?;
         found.map(|address| address.ip()).find(wanted).ok_or_else(|| {
             let family = if self.ipv4 { "IPv4" } else { "IPv6" };
-            Failure::usage(SUMMARY, format!("`{}` has no {family} address", self.host), "leave out -4 or -6")
+            Failure::usage(format!("`{}` has no {family} address", self.host), "leave out -4 or -6")
         })
     }
 }
 
 fn echoes(socket: &Path, identifier: u16) -> Result<EchoReport, Failure> {
-    mpvpn_api::fetch_echoes(socket, EchoRequest { identifier })
-        .map_err(|error| Failure::from_control_error(SUMMARY, &error))
+    Ok(mpvpn_api::fetch_echoes(socket, EchoRequest { identifier })?)
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -171,7 +168,7 @@ impl PingLog {
         let rtt_ms = result.rtt.map(milliseconds);
         if self.is_json {
             let line = json!({ "number": number, "rtt_ms": rtt_ms, "out": out, "back": back });
-            return json_line(SUMMARY, serde_json::to_string(&line));
+            return json_line(serde_json::to_string(&line));
         }
         let answer = rtt_ms.map_or_else(|| "lost".to_owned(), |rtt| format!("{rtt:.2} ms"));
         let out = if out.is_empty() { "unknown".to_owned() } else { out.join(" and ") };
@@ -190,7 +187,7 @@ impl PingLog {
                 "host": host, "address": to, "sent": sent, "answered": answered, "loss_pct": loss_pct, "rtt_ms": rtt_ms,
                 "out": self.out, "back": self.back,
             });
-            return json_line(SUMMARY, serde_json::to_string(&line));
+            return json_line(serde_json::to_string(&line));
         }
         let mut text = format!("\n{sent} sent, {answered} answered, {loss_pct:.1} % lost\n");
         if let Some(rtt) = rtt_ms {

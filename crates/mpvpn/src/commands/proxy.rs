@@ -60,14 +60,15 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 }
 
 impl Command for Proxy {
+    const SUMMARY: &str = "cannot start the proxy";
+
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
         let origin = ConfigSource::of_proxy(self.args.config, self.args.options);
-        let config =
-            origin.load().map_err(|error| Failure::from_control_error("cannot start the proxy", &error))?;
+        let config = origin.load()?;
         log::init(config.log_level);
         client::run(config, origin)
-            .map_err(|error| Failure::from_error("the proxy ended", &error, READ_THE_LOG))?;
+            .map_err(|error| Failure::of(&error, READ_THE_LOG).about("the proxy ended"))?;
         Ok(ExitCode::SUCCESS)
     }
 }

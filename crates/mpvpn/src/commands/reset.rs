@@ -8,8 +8,6 @@ use mpvpn_setup::reset;
 use super::Command;
 use crate::{failure::Failure, output::print};
 
-const SUMMARY: &str = "cannot reset this machine";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn reset
@@ -23,9 +21,10 @@ Examples:
 pub(crate) struct Reset {}
 
 impl Command for Reset {
+    const SUMMARY: &str = "cannot reset this machine";
+
     fn run(self) -> Result<ExitCode, Failure> {
-        let report =
-            reset::run().map_err(|error| Failure::from_error(SUMMARY, &error, "sudo mpvpn reset"))?;
+        let report = reset::run().map_err(|error| Failure::of(&error, "sudo mpvpn reset"))?;
         let mut text = String::new();
         let list = |names: &[String]| names.join(", ");
         if !report.reverted.is_empty() {
@@ -44,10 +43,6 @@ impl Command for Reset {
         if report.errors.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        Err(Failure::runtime(
-            SUMMARY,
-            report.errors.join("; "),
-            "take these back by hand, or restart the machine",
-        ))
+        Err(Failure::runtime(report.errors.join("; "), "take these back by hand, or restart the machine"))
     }
 }

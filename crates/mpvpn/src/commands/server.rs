@@ -40,13 +40,14 @@ pub(crate) struct Server {
 }
 
 impl Command for Server {
+    const SUMMARY: &str = "cannot start the server";
+
     fn run(self) -> Result<ExitCode, Failure> {
         let origin = ConfigSource::of_server(self.config, self.options, server::rights());
-        let config =
-            origin.load().map_err(|error| Failure::from_control_error("cannot start the server", &error))?;
+        let config = origin.load()?;
         log::init(config.log_level);
         server::run(config, origin)
-            .map_err(|error| Failure::from_error("the server ended", &error, READ_THE_LOG))?;
+            .map_err(|error| Failure::of(&error, READ_THE_LOG).about("the server ended"))?;
         Ok(ExitCode::SUCCESS)
     }
 }

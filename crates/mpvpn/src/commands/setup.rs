@@ -30,7 +30,6 @@ use crate::{
     output::{confirm, print},
 };
 
-const SUMMARY: &str = "cannot set it up";
 const NEXT: &str = "correct the cause, and run the same command again";
 
 const EXAMPLES: &str = "\
@@ -151,7 +150,7 @@ struct Name {
 
 impl Name {
     fn instance(self, role: Role) -> Result<Instance, Failure> {
-        Instance::new(role, self.name).map_err(|error| Failure::from_control_error(SUMMARY, &error))
+        Ok(Instance::new(role, self.name)?)
     }
 }
 
@@ -189,22 +188,21 @@ impl Consent {
 fn question(text: &str) -> Result<bool, Failure> {
     if !stdin().is_terminal() {
         return Err(Failure::usage(
-            SUMMARY,
             "there is no terminal to ask at",
             "add --yes, or --dry-run to see what follows",
         ));
     }
-    confirm(text).map_err(|error| {
-        Failure::runtime(SUMMARY, format!("the terminal cannot be read: {error}"), "add --yes")
-    })
+    confirm(text)
+        .map_err(|error| Failure::runtime(format!("the terminal cannot be read: {error}"), "add --yes"))
 }
 
 impl Command for Setup {
+    const SUMMARY: &str = "cannot set it up";
+
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
         if !facts::is_root() {
             return Err(Failure::runtime(
-                SUMMARY,
                 "it changes files and services of the machine",
                 "run it as root: sudo mpvpn setup …",
             ));
@@ -220,12 +218,8 @@ impl Command for Setup {
     }
 }
 
-fn failed(error: mpvpn_input::Error) -> Failure {
-    Failure::from_control_error(SUMMARY, &error)
-}
-
 fn failed_to_look(error: RunError) -> Failure {
-    Failure::from_error(SUMMARY, &error, NEXT)
+    Failure::of(&error, NEXT)
 }
 
 impl ServerArgs {
@@ -235,7 +229,7 @@ impl ServerArgs {
         let client_ca = client_ca.map(checked_ca).transpose()?;
         let machine = facts::look(&instance, port).map_err(failed_to_look)?;
         let wishes = ServerWishes { instance: instance.clone(), host, port, subnet, site, client_ca, user };
-        let plan = plan_server(&machine, &wishes).map_err(failed)?;
+        let plan = plan_server(&machine, &wishes)?;
         let answer = consent.ask(&plan)?;
         if answer == Answer::No {
             return said_no();
@@ -245,7 +239,7 @@ impl ServerArgs {
             let done = carry_out(&instance, &plan, before.as_ref(), machine.file.as_deref())?;
             let config = config_of(&instance)?;
             if let Some((user, token)) = done.user {
-                let joining = Joining::new(&config, None).map_err(failed)?;
+                let joining = Joining::new(&config, None)?;
                 print(&give_out(&joining, &user, token, false))?;
             }
         }
@@ -261,26 +255,25 @@ impl ServerArgs {
 
 /// The absolute path of a file with CAs, after a look whether it has any.
 fn checked_ca(file: PathBuf) -> Result<PathBuf, Failure> {
-    ClientCa::load(&file).map_err(failed)?;
-    std::path::absolute(&file)
-        .map_err(|error| Failure::runtime(SUMMARY, format!("{}: {error}", file.display()), NEXT))
+    ClientCa::load(&file)?;
+    std::path::absolute(&file).map_err(|error| Failure::runtime(format!("{}: {error}", file.display()), NEXT))
 }
 
 fn config_of(instance: &Instance) -> Result<ServerConfig, Failure> {
     let source = ConfigSource::of_server(Some(instance.file()), ServerOptions::default(), server::rights());
-    source.load().map_err(failed)
+    Ok(source.load()?)
 }
 
 impl ClientArgs {
     fn run(self) -> Result<ExitCode, Failure> {
         let Self { link, kill_switch, name, consent } = self;
         let instance = name.instance(Role::Client)?;
-        let link = read_link(SUMMARY, &link)?;
+        let link = read_link(&link)?;
         let machine = facts::look(&instance, None).map_err(failed_to_look)?;
         let wishes =
             ClientWishes { instance: instance.clone(), link, kill_switch, skips_confirmation: consent.yes };
         let record = Record::load(&instance);
-        let plan = plan_client(&machine, &wishes, record.as_ref()).map_err(failed)?;
+        let plan = plan_client(&machine, &wishes, record.as_ref())?;
         match consent.ask(&plan)? {
             Answer::No => return said_no(),
             Answer::NotAsked => return Ok(ExitCode::SUCCESS),
@@ -325,7 +318,7 @@ fn carry_out(
             _ => "\n  the steps before were taken back, but not these: ",
         };
         cause += &error.not_undone.join("; ");
-        Failure::runtime(SUMMARY, cause, NEXT)
+        Failure::runtime(cause, NEXT)
     })?;
     if began.elapsed() > Duration::from_secs(1) {
         print(&format!("done in {:.0} s\n", began.elapsed().as_secs_f64()))?;
@@ -348,6 +341,6 @@ fn add_firewall_rules(name: Name) -> Result<ExitCode, Failure> {
     let errors = execution::do_all(steps.iter().map(|step| &step.action));
     match errors.as_slice() {
         [] => Ok(ExitCode::SUCCESS),
-        _ => Err(Failure::runtime(SUMMARY, errors.join("; "), "see `nft list ruleset`")),
+        _ => Err(Failure::runtime(errors.join("; "), "see `nft list ruleset`")),
     }
 }

@@ -18,8 +18,6 @@ use crate::{
     process_selector::{ProcessSelector, help_for_any_role},
 };
 
-const SUMMARY: &str = "cannot show the status";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn status
@@ -55,11 +53,13 @@ pub(crate) struct Status {
 }
 
 impl Command for Status {
+    const SUMMARY: &str = "cannot show the status";
+
     fn run(self) -> Result<ExitCode, Failure> {
         if let Some(seconds) = self.wait {
             self.wait_until_up(Duration::from_secs(seconds.into()))?;
         }
-        let socket = self.target.socket(SUMMARY)?;
+        let socket = self.target.socket()?;
         let Some(interval) = self.watch else { return print(&self.text(&socket)?) };
         // A process that cannot be asked at all is an error; later it may restart.
         let mut text = self.text(&socket)?;
@@ -69,7 +69,7 @@ impl Command for Status {
                 return Ok(ExitCode::SUCCESS);
             }
             thread::sleep(interval);
-            text = self.text(&socket).unwrap_or_else(|failure| failure.text() + "\n");
+            text = self.text(&socket).unwrap_or_else(|failure| failure.about(Self::SUMMARY).text() + "\n");
             if clear.is_empty() && !self.json {
                 text.insert(0, '\n');
             }
@@ -90,17 +90,16 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 impl Status {
     /// The text to print.
     fn text(&self, socket: &Path) -> Result<String, Failure> {
-        let failed = |error| Failure::from_control_error(SUMMARY, &error);
         if self.flows {
-            let flows = mpvpn_api::fetch_flows(socket).map_err(failed)?;
+            let flows = mpvpn_api::fetch_flows(socket)?;
             return match self.json {
-                true => json_line(SUMMARY, serde_json::to_string(&flows)),
+                true => json_line(serde_json::to_string(&flows)),
                 false => Ok(mpvpn_status::render_flows(&flows, width())),
             };
         }
-        let status = mpvpn_api::fetch_status(socket).map_err(failed)?;
+        let status = mpvpn_api::fetch_status(socket)?;
         match self.json {
-            true => json_line(SUMMARY, serde_json::to_string(&status)),
+            true => json_line(serde_json::to_string(&status)),
             false => Ok(mpvpn_status::render(&status, width())),
         }
     }
@@ -109,9 +108,10 @@ impl Status {
     fn wait_until_up(&self, limit: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;
         loop {
-            let answer = self.target.socket(SUMMARY).and_then(|socket| {
-                mpvpn_api::fetch_status(&socket).map_err(|error| Failure::from_control_error(SUMMARY, &error))
-            });
+            let answer = self
+                .target
+                .socket()
+                .and_then(|socket| mpvpn_api::fetch_status(&socket).map_err(Failure::from));
             match &answer {
                 Ok(status) if status.state == State::Up => return Ok(()),
                 // An ambiguous name does not become clear by waiting.
@@ -131,7 +131,7 @@ fn late(limit: Duration, answer: Result<ProcessStatus, Failure>) -> Failure {
     match answer {
         Ok(status) => {
             let why = format!("after {limit:?} the {} is not up: {}", status.role, status.state);
-            Failure::runtime(SUMMARY, why, next)
+            Failure::runtime(why, next)
         }
         Err(failure) => failure,
     }

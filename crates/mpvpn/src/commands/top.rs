@@ -12,8 +12,6 @@ use crate::{
     top,
 };
 
-pub(crate) const SUMMARY: &str = "cannot show the live screen";
-
 const EXAMPLES: &str = "\
 Examples:
   mpvpn top
@@ -36,16 +34,17 @@ pub(crate) struct Top {
 }
 
 impl Command for Top {
+    const SUMMARY: &str = "cannot show the live screen";
+
     fn run(self) -> Result<ExitCode, Failure> {
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
             let why = "standard input and output are not a terminal";
             return Err(Failure::usage(
-                SUMMARY,
                 why,
                 "run it in a terminal (over SSH: ssh -t), or see `mpvpn status`",
             ));
         }
-        top::run(&self.target.socket(SUMMARY)?, self.interval)
+        top::run(&self.target.socket()?, self.interval)
     }
 }
 

@@ -167,8 +167,8 @@ impl ServerFiles {
 }
 
 impl Command for User {
-    fn run(self) -> Result<ExitCode, Failure> {
-        let summary = match &self.command {
+    fn summary(&self) -> &'static str {
+        match &self.command {
             UserCommand::Add { .. } => "cannot add the user",
             UserCommand::Set { .. } => "cannot change the user",
             UserCommand::List { .. } => "cannot list the users",
@@ -176,9 +176,11 @@ impl Command for User {
             UserCommand::Rotate { .. } => "cannot give the user a new token",
             UserCommand::Revoke { .. } => "cannot take the access away",
             UserCommand::Remove { .. } => "cannot remove the user",
-        };
-        let text = self.command.perform().map_err(|error| Failure::from_control_error(summary, &error))?;
-        print(&text)
+        }
+    }
+
+    fn run(self) -> Result<ExitCode, Failure> {
+        print(&self.command.perform()?)
     }
 }
 

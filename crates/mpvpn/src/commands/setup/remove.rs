@@ -8,7 +8,7 @@ use mpvpn_input::role::Role;
 use mpvpn_setup::{Instance, KeptState, Plan, Record, Removal, execution, facts, plan_removal};
 use mpvpn_state::{kept_session::KeptSession, quota_usage};
 
-use super::{Answer, Consent, Name, SUMMARY, failed, failed_to_look, question, said_no, say};
+use super::{Answer, Consent, Name, failed_to_look, question, said_no, say};
 use crate::{failure::Failure, output::print};
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -49,7 +49,6 @@ impl RemoveArgs {
             Some(role) => vec![name.instance(role.into())?],
             None if name.name.is_some() => {
                 return Err(Failure::usage(
-                    SUMMARY,
                     "--name without server or client",
                     "say which: `mpvpn setup remove server --name NAME`",
                 ));
@@ -111,13 +110,13 @@ fn device_and_files(instance: &Instance) -> Result<(Option<String>, Vec<std::pat
     let Ok(text) = fs::read_to_string(instance.file()) else {
         // A server without a name and without a file has its defaults.
         let is_default = instance.role() == Role::Server && instance.name().is_none();
-        let defaults = || ServerConfig::resolve(ServerOptions::default(), Rights::ALL).map_err(failed);
+        let defaults = || ServerConfig::resolve(ServerOptions::default(), Rights::ALL);
         let files = if is_default { facts::files_of_server(&defaults()?) } else { Vec::new() };
         return Ok((None, files));
     };
     match instance.role() {
         Role::Server => {
-            let config = ServerConfig::parse(&text, &instance.file()).map_err(failed)?;
+            let config = ServerConfig::parse(&text, &instance.file())?;
             let files = facts::files_of_server(&config);
             Ok((Some(config.tun_name), files))
         }
@@ -140,10 +139,8 @@ fn carry_out(plan: &Plan) -> Result<(), Failure> {
     });
     match execution::do_all(actions).as_slice() {
         [] => Ok(()),
-        errors => Err(Failure::runtime(
-            SUMMARY,
-            errors.join("; "),
-            "do these steps by hand, or run the command again",
-        )),
+        errors => {
+            Err(Failure::runtime(errors.join("; "), "do these steps by hand, or run the command again"))
+        }
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use mpvpn_input::role::Role;
 use mpvpn_setup::{Action, CONFIRM_SECONDS, Instance, Rollback, execution, plan_confirmation, plan_rollback};
 
-use super::{Name, SUMMARY};
+use super::Name;
 use crate::{failure::Failure, output::print};
 
 #[derive(Args, Debug)]
@@ -46,7 +46,6 @@ pub(super) fn wait_for_confirmation(instance: &Instance) -> Result<ExitCode, Fai
     match answer.recv_timeout(Duration::from_secs(CONFIRM_SECONDS.into())) {
         Ok(true) => confirm(instance),
         Ok(false) | Err(_) => Err(Failure::runtime(
-            SUMMARY,
             "nobody confirmed that the machine can still be reached, so it is taken back",
             "if the tunnel works and only the confirmation was missing, run the command again with --yes",
         )),
@@ -61,7 +60,6 @@ fn confirm(instance: &Instance) -> Result<ExitCode, Failure> {
 fn load(instance: &Instance) -> Result<Rollback, Failure> {
     Rollback::load(instance).map_err(|_| {
         Failure::runtime(
-            SUMMARY,
             "no setup waits for a confirmation: it was confirmed, or taken back",
             "see `mpvpn status`",
         )
@@ -71,6 +69,6 @@ fn load(instance: &Instance) -> Result<Rollback, Failure> {
 fn finish(actions: &[Action], text: &str) -> Result<ExitCode, Failure> {
     match execution::do_all(actions).as_slice() {
         [] => print(text),
-        errors => Err(Failure::runtime(SUMMARY, errors.join("; "), "do these steps by hand")),
+        errors => Err(Failure::runtime(errors.join("; "), "do these steps by hand")),
     }
 }
