@@ -37,7 +37,7 @@ use ipnet::IpNet;
 use mpvpn_config::{AcmeChallenge, ServerConfig};
 use mpvpn_error::RunError;
 use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
-use mpvpn_identity::acme::ACME_TLS_ALPN;
+use mpvpn_identity::tls::ACME_TLS_ALPN;
 use mpvpn_masque::{
     connect, connect_udp,
     headers::{Headers, Section},

@@ -10,7 +10,7 @@ mod challenge;
 mod schedule;
 mod store;
 
-pub use challenge::{ACME_TLS_ALPN, certificate_request, tls_alpn_certificate};
+pub use challenge::{certificate_request, tls_alpn_certificate};
 pub use schedule::{Failure, RenewalWindow, Schedule};
 pub use store::AcmeStore;
 pub use store::files_in;

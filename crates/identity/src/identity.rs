@@ -17,7 +17,9 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-use crate::{provider::provider, tls};
+use x509_parser::extensions::GeneralName;
+
+use crate::provider::provider;
 use mpvpn_input::{Error, Result, files};
 
 /// Validity of a certificate that mpvpn makes: 10 years. Clients pin it, so a shorter validity only brings
@@ -115,9 +117,14 @@ impl Identity {
         moment.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
     }
 
+    /// The DNS names of the leaf.
+    pub(crate) fn dns_names(&self) -> Vec<String> {
+        self.certs().first().map(dns_names).unwrap_or_default()
+    }
+
     /// Whether the leaf has all of these DNS names.
     pub fn is_for(&self, names: &[String]) -> bool {
-        let own = self.certs().first().map(tls::dns_names).unwrap_or_default();
+        let own = self.dns_names();
         names.iter().all(|name| own.iter().any(|own| own.eq_ignore_ascii_case(name)))
     }
 
@@ -153,6 +160,18 @@ impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Identity({})", self.fingerprint())
     }
+}
+
+/// The DNS names of a certificate's subjectAltName.
+pub(crate) fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, cert)) = x509_parser::parse_x509_certificate(cert) else { return Vec::new() };
+    let alternative = cert.subject_alternative_name().ok().flatten();
+    let names = alternative.iter().flat_map(|extension| &extension.value.general_names);
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    };
+    names.filter_map(name).collect()
 }
 
 /// All certificates of a PEM file, at least one.
@@ -298,7 +317,7 @@ pub(crate) mod tests {
     fn an_identity_made_here_is_for_the_name_mpvpn_and_lasts_ten_years() {
         let home = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create(home.path()).unwrap();
-        assert_eq!(tls::names(&identity.certs()[0]), ["mpvpn"]);
+        assert_eq!(crate::tls::names(&identity.certs()[0]), ["mpvpn"]);
         let (_, cert) = x509_parser::parse_x509_certificate(&identity.certs()[0]).unwrap();
         let validity = cert.validity();
         assert!(validity.is_valid());

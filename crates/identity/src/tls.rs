@@ -16,12 +16,12 @@ use rustls::{
     ClientConfig, ServerConfig, pki_types::CertificateDer, server::NoServerSessionStorage, version::TLS13,
 };
 
-pub use certificates::ServerCertificates;
-pub use verify::{CertificateRefusal, LastRefusal, names};
-pub use verify::{dns_names, is_ca};
+pub use certificates::{ACME_TLS_ALPN, ServerCertificates};
+pub use verify::{CertificateRefusal, LastRefusal, is_ca, names};
 
-use crate::provider::provider;
-use crate::{cert_files::CertFiles, client_ca::ClientCa, trust::Trust};
+use crate::{
+    cert_files::CertFiles, client_ca::ClientCa, identity::dns_names, provider::provider, trust::Trust,
+};
 use client_identity::ClientIdentity;
 use mpvpn_input::Result;
 

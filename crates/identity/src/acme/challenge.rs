@@ -3,8 +3,6 @@
 use crate::identity::Identity;
 use mpvpn_input::{Error, Result};
 
-/// The protocol by which a CA asks for the answer to TLS-ALPN-01 (RFC 8737 §6.2).
-pub const ACME_TLS_ALPN: &[u8] = b"acme-tls/1";
 /// Bytes of a SHA-256.
 const DIGEST_BYTES: usize = 32;
 

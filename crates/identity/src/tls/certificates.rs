@@ -16,8 +16,10 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-use super::verify;
-use crate::{acme::ACME_TLS_ALPN, identity::Identity};
+use crate::identity::Identity;
+
+/// The protocol by which a CA asks for the answer to TLS-ALPN-01 (RFC 8737 §6.2).
+pub const ACME_TLS_ALPN: &[u8] = b"acme-tls/1";
 
 /// Certificates that may change while a server runs: all clones see the same.
 #[derive(Clone, Debug)]
@@ -45,7 +47,7 @@ impl Current {
     fn with_names(mut self) -> Self {
         let mut by_name = HashMap::new();
         for identity in self.all() {
-            for name in identity.certs().first().map(verify::dns_names).unwrap_or_default() {
+            for name in identity.dns_names() {
                 by_name.entry(name.to_ascii_lowercase()).or_insert_with(|| identity.certified());
             }
         }

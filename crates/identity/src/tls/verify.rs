@@ -16,7 +16,7 @@ use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
 
 use super::ServerCertificates;
 use crate::{
-    identity::{Fingerprint, read_certs},
+    identity::{Fingerprint, dns_names, read_certs},
     trust::Trust,
 };
 use mpvpn_input::{Error, Result};
@@ -393,18 +393,6 @@ pub fn names(cert: &CertificateDer<'_>) -> Vec<String> {
         names.extend(common.take(8).map(str::to_owned));
     }
     names.iter().map(|name| name.chars().take(64).flat_map(char::escape_default).collect()).collect()
-}
-
-/// The DNS names of a certificate's subjectAltName.
-pub fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
-    let Some(cert) = parse(cert) else { return Vec::new() };
-    let alternative = cert.subject_alternative_name().ok().flatten();
-    let names = alternative.iter().flat_map(|extension| &extension.value.general_names);
-    let name = |name: &GeneralName<'_>| match name {
-        GeneralName::DNSName(name) => Some((*name).to_owned()),
-        _ => None,
-    };
-    names.filter_map(name).collect()
 }
 
 fn address(bytes: &[u8]) -> Option<String> {
