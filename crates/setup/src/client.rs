@@ -3,7 +3,7 @@
 use toml_edit::{DocumentMut, value};
 
 use super::{
-    Instance,
+    instance::Instance,
     machine::{Machine, ServiceChange},
     plan::{Action, Audience, Plan, Step},
     record::{Record, Rollback},

@@ -15,10 +15,10 @@ use mpvpn_types::PortProtocol;
 use serde_json::Value;
 
 pub use firewalld::Firewalld;
-pub use nft::{NftRule, handle_of};
+pub use nft::handle_of;
 
 use super::{
-    Instance,
+    instance::Instance,
     plan::{Action, Step},
 };
 

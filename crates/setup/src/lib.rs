@@ -31,7 +31,7 @@ pub use client::{
 };
 pub use instance::Instance;
 pub use machine::{Interface, Machine, UnitState, comes_over_network};
-pub use plan::{Action, Audience, Plan, Step};
+pub use plan::{Action, Audience, NftRule, Plan, Step};
 pub use record::{Record, Rollback};
 pub use removal::{KeptState, Removal, plan_removal};
 pub use server::{ServerWishes, passing_firewall_steps, plan_server};

@@ -6,8 +6,8 @@ use ipnet::IpNet;
 use mpvpn_types::PortHolder;
 
 use super::{
-    Instance,
     firewall::Firewall,
+    instance::Instance,
     plan::{Action, Audience, Plan, Step},
 };
 use mpvpn_input::{Error, Result};

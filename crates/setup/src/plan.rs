@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{Instance, firewall::NftRule};
 use derive_more::Display;
+use serde_json::Value;
+
+use super::instance::Instance;
 use mpvpn_users::UserCredential;
 
 /// The readers of a file.
@@ -75,12 +77,37 @@ impl Action {
     }
 }
 
-/// A word as a shell takes it.
 /// A command as one could type it.
 fn shell_line(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
+/// A chain of nftables.
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
+#[display("{family} {table} {name}")]
+pub struct Chain {
+    pub(crate) family: String,
+    pub(crate) table: String,
+    pub(crate) name: String,
+}
+
+/// A rule of nftables that has the tag.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NftRule {
+    /// Its chain.
+    pub chain: Chain,
+    /// Its comment.
+    pub tag: String,
+    /// The rule as it is typed, without the comment.
+    pub text: String,
+    /// The rule as `nft --json` lists it, without counters.
+    pub(crate) expr: Value,
+}
+
+// JSON of nft has no floating-point numbers that are not equal to themselves.
+impl Eq for NftRule {}
+
+/// A word as a shell takes it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+:,./@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

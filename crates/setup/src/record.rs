@@ -6,7 +6,7 @@ use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Instance,
+    instance::Instance,
     plan::{Action, Audience, Plan},
 };
 use mpvpn_identity::identity::Fingerprint;

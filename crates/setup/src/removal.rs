@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Instance,
+    instance::Instance,
     machine::Machine,
     plan::{Action, Plan, Step},
     record::Record,

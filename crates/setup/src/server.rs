@@ -11,8 +11,8 @@ use mpvpn_types::{PortHolder, PortProtocol};
 use toml_edit::{Array, DocumentMut, TomlError, value};
 
 use super::{
-    Instance,
     firewall::{Firewall, Openings},
+    instance::Instance,
     machine::{Machine, ServiceChange},
     plan::{Action, Audience, Plan, Step},
     subnet::{free_subnet, overlap, private_subnet6},

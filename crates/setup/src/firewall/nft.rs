@@ -10,35 +10,10 @@ use mpvpn_types::PortProtocol;
 use serde_json::{Value, json};
 
 use super::{DNS_PORT, NOT_NEEDED, Rule};
-use crate::plan::{Action, Step};
+use crate::plan::{Action, Chain, NftRule, Step};
 
 /// How many jumps are followed at the end of a chain. Chosen: deeper nests are not made by hand.
 const MAX_JUMPS: usize = 4;
-
-/// A chain.
-#[derive(Clone, Debug, Display, PartialEq, Eq)]
-#[display("{family} {table} {name}")]
-pub struct Chain {
-    family: String,
-    table: String,
-    name: String,
-}
-
-/// A rule of nftables that has the tag.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NftRule {
-    /// Its chain.
-    pub chain: Chain,
-    /// Its comment.
-    pub tag: String,
-    /// The rule as it is typed, without the comment.
-    pub text: String,
-    /// The rule as `nft --json` lists it, without counters.
-    expr: Value,
-}
-
-// JSON of nft has no floating-point numbers that are not equal to themselves.
-impl Eq for NftRule {}
 
 /// A chain at a hook that drops.
 #[derive(Debug, Display, PartialEq, Eq)]
