@@ -8,9 +8,8 @@ use noq_proto::{
 };
 
 use crate::{
-    QlogSink, Shard,
+    LocalAddress, QlogSink, Shard,
     cid::{ShardCids, first_cid},
-    endpoint::LocalAddress,
     gate::GateFactory,
 };
 

@@ -1,18 +1,14 @@
-use std::{
-    collections::VecDeque,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use bytes::BytesMut;
-use mpvpn_types::{Instant, LinkId};
+use mpvpn_types::Instant;
 use noq_proto::{
     ConnectionHandle as NoqHandle, DatagramEvent, EcnCodepoint, EndpointConfig, EndpointEvent, FourTuple,
     Incoming,
 };
 
 use crate::{
-    ClientSetup, Connection, QlogSink, ServerSetup, Transmit,
+    ClientSetup, Connection, ConnectionHandle, LocalAddress, QlogSink, ServerSetup, Transmit,
     config::QUIC_VERSION,
     connection::fault::catch_panic,
     strangers::{Strangers, Verdict},
@@ -59,47 +55,6 @@ pub struct HandshakeCounters {
     pub retried: u64,
     /// Attempts to connect that a server dropped, because there were too many.
     pub dropped: u64,
-}
-
-/// A connection's number at its endpoint; not a QUIC connection ID. It is reused some time after the
-/// connection has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionHandle(pub usize);
-
-/// The local end of a path, as an IP address because noq has no other type for it.
-///
-/// At a server it is the local address. At a client it is a token for each link, which never reaches the wire
-/// and selects the socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LocalAddress(IpAddr);
-
-/// fd6d:7076:706e::/112, unique local addresses (RFC 4193) that spell "mpvpn".
-const LINK_TOKEN: [u16; 7] = [0xfd6d, 0x7076, 0x706e, 0, 0, 0, 0];
-
-impl LocalAddress {
-    /// The token of a client's link.
-    pub fn link(link: LinkId) -> Self {
-        let [a, b, c, d, e, f, g] = LINK_TOKEN;
-        Self(IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, link.0)))
-    }
-
-    /// The link of this token; `None` for a real address.
-    pub fn as_link(self) -> Option<LinkId> {
-        let IpAddr::V6(ip) = self.0 else { return None };
-        let [head @ .., link] = ip.segments();
-        (head == LINK_TOKEN).then_some(LinkId(link))
-    }
-
-    /// The address or token.
-    pub fn ip(self) -> IpAddr {
-        self.0
-    }
-}
-
-impl From<IpAddr> for LocalAddress {
-    fn from(ip: IpAddr) -> Self {
-        Self(ip)
-    }
 }
 
 /// The destination of a received UDP payload.
@@ -432,9 +387,12 @@ fn is_short_of_unknown_version(payload: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+    use std::{
+        net::IpAddr,
+        sync::atomic::{AtomicU8, Ordering::Relaxed},
+    };
 
-    use mpvpn_types::Duration;
+    use mpvpn_types::{Duration, LinkId};
     use noq_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid};
 
     use super::*;
