@@ -8,6 +8,7 @@ mod addresses;
 mod addresses_in_use;
 mod app_tcp;
 mod app_udp;
+mod config;
 mod connector;
 mod events;
 mod flow_table;
@@ -27,21 +28,18 @@ mod udp;
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
-use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_masque::{
     connect_udp,
     h3::{H3Error, Side},
     template::Template,
 };
-use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    ClientSetup, Connection, ConnectionHandle, Endpoint, Event as QuicEvent, Handled, LocalAddress,
-    LostReason, Transmit,
+    Connection, ConnectionHandle, Endpoint, Event as QuicEvent, Handled, LocalAddress, LostReason, Transmit,
 };
-use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use crate::{
-    ClassProfile, ClientInstance, EchoWatch, RelayId, SecretSharing,
+    EchoWatch, RelayId, SecretSharing,
     events::{ClassChange, ClientChange},
     handshake::answers_probe,
     http::Http,
@@ -50,8 +48,9 @@ use crate::{
 };
 pub use addresses_in_use::AddressesInUse;
 use app_tcp::AppTcp;
+pub use config::{ClientConfig, TunnelMode};
 use connector::{Connector, DesiredState};
-pub use events::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
+pub use events::{Assignment, ClientError, ClientEvent, ClientReport, ClientState, UdpFlowEvent};
 pub(crate) use flow_table::FlowTable;
 pub use flows::{FlowReport, FlowTransport};
 use join::{Membership, SessionRole};
@@ -62,62 +61,11 @@ use reachability::RECONNECT_AFTER;
 use relays::EdgeRelays;
 use reports::Reports;
 use session::Session;
-pub use udp::UdpFlowEvent;
 
 /// The connection is closed if the server has not answered the request for a tunnel after this time. Chosen.
 /// Larger: a client waits longer at a server that hangs; smaller: fails over links with round trips of
 /// seconds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The traffic that the tunnels of a client or a server carry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TunnelMode {
-    /// IP packets of a TUN, by CONNECT-IP, and relays.
-    #[default]
-    Packets,
-    /// Relays only: a client gets no addresses and is up once the server has sent its HTTP/3 SETTINGS; a
-    /// server refuses CONNECT-IP.
-    RelaysOnly,
-}
-
-/// Configuration of a [`Client`].
-#[derive(Clone)]
-pub struct ClientConfig {
-    /// Packets and relays, or relays only.
-    pub mode: TunnelMode,
-    /// TLS and transport.
-    pub setup: ClientSetup,
-    /// The name that the server's certificate must have.
-    pub server_name: String,
-    /// Host and port for the `:authority` of the request.
-    pub authority: String,
-    /// The path of the request; `/.well-known/masque/ip/*/*/` at most servers.
-    pub path: String,
-    /// Bearer token.
-    pub token: Option<String>,
-    /// The class of this connection, if the client has several.
-    pub class: Option<ClassProfile>,
-    /// The random number of this process, which tells it from another one that has a copy of the secret of
-    /// its session.
-    pub instance: Option<ClientInstance>,
-    /// How many addresses of each family to request beyond the first.
-    pub additional_addresses: usize,
-    /// Distributes packets over paths.
-    pub scheduler: Scheduler,
-    /// Forward error correction in both directions, if the server supports it.
-    pub fec: Fec,
-    /// Copies of each packet, each over another link, in both directions: 1 to 4. With more than 1, TCP
-    /// connections that no rule names travel as packets: streams have no copies.
-    pub copies: u8,
-    /// Which TCP connections travel as streams.
-    pub flow_rules: Rules,
-    /// Random bits that make the initial sequence numbers of split TCP connections hard to guess (RFC 6528).
-    pub isn_secret: [u64; 2],
-    /// The addresses that the machine has already; the server cannot assign them.
-    pub addresses_in_use: AddressesInUse,
-    /// Keys of extensions that it does not know, for tests with ends that know fewer.
-    pub disabled_extensions: &'static [&'static str],
-}
 
 /// A client of a tunnel.
 pub struct Client {
@@ -143,7 +91,7 @@ pub struct Client {
 impl Client {
     /// A client without links; it does nothing until [`Self::link_up`].
     pub fn new(now: Instant, config: ClientConfig) -> Self {
-        let tcp = AppTcp::new(now, flow_rules_of(&config), config.isn_secret);
+        let tcp = AppTcp::new(now, config.flow_rules(), config.isn_secret);
         Self {
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
             endpoint: Endpoint::client(&config.setup),
@@ -404,7 +352,7 @@ impl Client {
     /// Takes another configuration: reconnects for the same session. Links and counters stay.
     pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
         const REASON: &str = "the configuration changed";
-        self.apps.tcp.set_rules(flow_rules_of(&config));
+        self.apps.tcp.set_rules(config.flow_rules());
         self.config = config;
         self.connector.abandon(now, &mut self.endpoint, |_| true, REASON);
         if self.session.is_some() {
@@ -589,13 +537,4 @@ fn in_use<'a>(
     let session = session.as_mut()?;
     let connection = endpoint.get(session.connection)?;
     Some((session, connection))
-}
-
-/// The rules for TCP connections. With copies the mode `auto` means datagrams: streams have no copies.
-fn flow_rules_of(config: &ClientConfig) -> Rules {
-    let mut rules = config.flow_rules.clone();
-    if config.copies > 1 && rules.mode == FlowMode::Auto {
-        rules.mode = FlowMode::Datagram;
-    }
-    rules
 }

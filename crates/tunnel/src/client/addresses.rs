@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use mpvpn_masque::capsule::{AssignedAddress, Family, RequestedAddress};
 use mpvpn_packet::public::is_public;
 
-use super::{Assignment, session::Session};
+use super::Assignment;
 
 /// Request IDs that are set aside for each further request: more than a server can assign.
 const MAX_PER_REQUEST: u64 = 1 << 20;
@@ -31,25 +31,10 @@ pub(super) fn requested_addresses(known: Option<&Assignment>, more: usize) -> Ve
     (0..=more).flat_map(place).collect()
 }
 
-/// The assignment, if `more` additional addresses of each family were requested.
-pub(super) fn assignment(session: &Session, more: usize) -> Assignment {
-    let in_network = |net: IpNet| with_network(net, &session.agreed.networks);
-    let mut addresses = Vec::new();
-    let mut beyond = vec![Vec::new(); more];
-    for (place, net) in places(&session.addresses, more) {
-        match place.checked_sub(1).and_then(|at| beyond.get_mut(at)) {
-            Some(list) => list.push(net),
-            None => addresses.push(in_network(net)),
-        }
-    }
-    let (routes, dns) = (session.routes.clone(), session.agreed.dns.clone());
-    Assignment { addresses, additional: beyond, routes, dns }
-}
-
 /// The address with the prefix length of its network, if the client may route that network: one of the
 /// server's `networks`, or the prefix in the ADDRESS_ASSIGN capsule. Networks with public addresses are not
 /// routed: a server could capture any part of the internet with them.
-fn with_network(assigned: IpNet, networks: &[IpNet]) -> IpNet {
+pub(super) fn with_network(assigned: IpNet, networks: &[IpNet]) -> IpNet {
     let ip = assigned.addr();
     let network = networks.iter().find(|network| network.contains(&ip)).unwrap_or(&assigned);
     let routed = is_private_network(network).then(|| IpNet::new(ip, network.prefix_len()).ok());
@@ -77,7 +62,7 @@ pub(super) fn further_request_id(more: usize, number: u32) -> u64 {
 /// The index of each assigned address, if `more` additional ones of each family were requested. An address
 /// that answers a request has the index of the request, any other the next free one: servers list the
 /// addresses of a session in the same order each time. Without a free index it counts as a first address.
-fn places(assigned: &[AssignedAddress], more: usize) -> Vec<(usize, IpNet)> {
+pub(super) fn places(assigned: &[AssignedAddress], more: usize) -> Vec<(usize, IpNet)> {
     let family = |entry: &AssignedAddress| Family::of(entry.net.addr());
     let answered = |entry: &AssignedAddress| {
         (0..=more).find(|place| request_id(*place, family(entry)) == entry.request_id)

@@ -7,7 +7,6 @@ use mpvpn_masque::{capsule::IpRange, connect::ProxyError, connect_ip::RefusalDet
 use mpvpn_quic::HandshakeCounters;
 use mpvpn_types::{CongestionControl, Duration};
 
-use super::UdpFlowEvent;
 use crate::{PathReport, RelayId, ResequencingCounters, TrafficCounters, TrafficRates, UdpId};
 
 /// Addresses, routes and resolvers from the server.
@@ -30,6 +29,17 @@ impl Assignment {
         let host = |net: &IpNet| IpNet::from(net.addr());
         (own.unwrap_or(&self.addresses).iter().map(host).collect(), own.is_some())
     }
+}
+
+/// An event of a CONNECT-UDP flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdpFlowEvent {
+    /// The server has accepted the flow.
+    Opened,
+    /// The server has refused the flow, which is closed.
+    Refused(ProxyError),
+    /// The server has ended the flow, or the connection is lost.
+    Closed,
 }
 
 /// An event that needs an action of the edge.

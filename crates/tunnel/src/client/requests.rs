@@ -265,7 +265,7 @@ impl Client {
     /// Reports an assignment that changed.
     fn reassign(&mut self) {
         if let Some(session) = self.session.as_ref().filter(|session| session.up) {
-            self.reports.reassign(addresses::assignment(session, self.config.additional_addresses));
+            self.reports.reassign(session.assignment(self.config.additional_addresses));
         }
     }
 
@@ -300,7 +300,7 @@ impl Client {
         session.up = true;
         self.was_up = true;
         self.connector.backoff.succeeded();
-        self.reports.up(addresses::assignment(session, self.config.additional_addresses));
+        self.reports.up(session.assignment(self.config.additional_addresses));
         self.edge_relays.notify_if_waiting(&mut self.reports.events);
         if self.membership.role.allows_joins()
             && let Some(secret) = &self.membership.secret

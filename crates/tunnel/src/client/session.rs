@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use bytes::BytesMut;
+use ipnet::IpNet;
 use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader, IpRange, LinkNotice},
     h3,
@@ -15,6 +16,8 @@ use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::{Instant, PathId, Tier};
 
 use super::{
+    Assignment,
+    addresses::{places, with_network},
     addresses_in_use::{AddressesInUse, FurtherRequests},
     app_tcp::{StreamContext, StreamTargets},
     is_link_local,
@@ -104,6 +107,21 @@ impl Session {
     /// Whether an advertised route contains the address.
     pub(super) fn has_route_to(&self, ip: IpAddr) -> bool {
         self.routes.iter().any(|range| range.contains(ip))
+    }
+
+    /// The assignment, if `more` additional addresses of each family were requested.
+    pub(super) fn assignment(&self, more: usize) -> Assignment {
+        let in_network = |net: IpNet| with_network(net, &self.agreed.networks);
+        let mut addresses = Vec::new();
+        let mut beyond = vec![Vec::new(); more];
+        for (place, net) in places(&self.addresses, more) {
+            match place.checked_sub(1).and_then(|at| beyond.get_mut(at)) {
+                Some(list) => list.push(net),
+                None => addresses.push(in_network(net)),
+            }
+        }
+        let (routes, dns) = (self.routes.clone(), self.agreed.dns.clone());
+        Assignment { addresses, additional: beyond, routes, dns }
     }
 
     /// The targets of TCP connections that the server opens.

@@ -14,7 +14,9 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Client, ClientEvent, app_udp::AppUdp, in_use, relays::refuses_credentials, session::Session};
+use super::{
+    Client, ClientEvent, UdpFlowEvent, app_udp::AppUdp, in_use, relays::refuses_credentials, session::Session,
+};
 use crate::{
     UdpId,
     udp::{PayloadInbox, UdpFlows},
@@ -25,17 +27,6 @@ use crate::{
 /// extension `udp` keeps them; for other servers the client keeps them. Chosen. Larger: memory;
 /// smaller: first packets are lost.
 const MAX_UNANSWERED_BYTES: usize = 32 << 10;
-
-/// An event of a CONNECT-UDP flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UdpFlowEvent {
-    /// The server has accepted the flow.
-    Opened,
-    /// The server has refused the flow, which is closed.
-    Refused(ProxyError),
-    /// The server has ended the flow, or the connection is lost.
-    Closed,
-}
 
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
