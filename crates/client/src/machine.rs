@@ -17,10 +17,10 @@ use mpvpn_os::{
     dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
     firewall::{MarkBits, PacketMatch},
     tunnel_net::{
-        self, CLASS_MARKS, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState,
-        DeviceAddresses, INSTANCE_NUMBERS, InboundNet, ShareNet, ShareSource,
+        self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
+        InboundNet, ShareNet, ShareSource,
     },
-    undo::{self, Interface},
+    undo::{self, CLASS_MARKS, INSTANCE_NUMBERS, Interface},
 };
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
 use mpvpn_status::{KillSwitchState, events::EventSender};

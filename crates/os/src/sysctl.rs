@@ -6,10 +6,7 @@
 
 use std::{fs, io, path::PathBuf};
 
-use crate::{
-    error::OsError,
-    undo::{Step, UndoJournal},
-};
+use crate::error::OsError;
 
 /// Reads a parameter.
 pub fn read(key: &str) -> Result<String, OsError> {
@@ -17,7 +14,7 @@ pub fn read(key: &str) -> Result<String, OsError> {
     value.map(|text| text.trim().to_owned()).map_err(|e| OsError::kernel("read the setting", key, e))
 }
 
-/// Writes a parameter without the journal, for parameters that vanish with their interface.
+/// Writes a parameter. Without the journal (`UndoJournal::set_sysctl`) only where it vanishes with its interface.
 pub fn write(key: &str, value: &str) -> Result<(), OsError> {
     path(key)
         .and_then(|path| fs::write(path, value))
@@ -27,16 +24,6 @@ pub fn write(key: &str, value: &str) -> Result<(), OsError> {
 /// Whether this kernel has the parameter.
 pub fn exists(key: &str) -> bool {
     path(key).is_ok_and(|path| path.exists())
-}
-
-/// Writes a parameter through the journal; does nothing if it has that value already, unless another instance
-/// gave it the value: then it keeps the value until both have ended.
-pub fn set(undo: &mut UndoJournal, key: &str, value: &str) -> Result<(), OsError> {
-    let before = read(key)?;
-    if before == value && !undo.is_sysctl_claimed(key) {
-        return Ok(());
-    }
-    undo.apply(&[Step::Sysctl { key: key.to_owned(), before, set: value.to_owned() }])
 }
 
 /// The key of a parameter of an interface, as in `interface_key("ipv4", "eth0", "rp_filter")`.

@@ -23,10 +23,7 @@ pub use rule::{Family, Rule};
 pub(crate) use socket::receive;
 use socket::{Change, Socket};
 
-use crate::{
-    error::{OsError, ignore_gone},
-    tunnel_net,
-};
+use crate::error::{OsError, ignore_gone};
 
 /// A blocking rtnetlink socket.
 #[derive(Debug)]
@@ -149,29 +146,6 @@ impl Netlink {
     /// Removes a policy rule.
     pub fn del_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
         self.socket.change(Change::Remove, "remove the rule", rule, rule.remove_request())
-    }
-
-    /// The names of the interfaces that have a default route (IPv4 or IPv6, any table but those of mpvpn's
-    /// instances) and are not in `excluded`, each once, ordered by the metric of the route, smallest
-    /// first.
-    pub fn default_route_interfaces(&mut self, excluded: &[&str]) -> Result<Vec<String>, OsError> {
-        let links = self.links()?;
-        let mut defaults: Vec<_> = self
-            .routes()?
-            .into_iter()
-            .filter(|route| route.is_default() && route.kind == RouteKind::Unicast)
-            .filter(|route| !tunnel_net::is_table_of_instance(route.table))
-            .collect();
-        defaults.sort_by_key(|route| (route.metric.unwrap_or(0), route.interface));
-        let mut names: Vec<String> = Vec::new();
-        for route in defaults {
-            let Some(link) = links.iter().find(|link| Some(link.index) == route.interface) else { continue };
-            let wanted = !link.loopback && !excluded.contains(&link.name.as_str());
-            if wanted && !names.contains(&link.name) {
-                names.push(link.name.clone());
-            }
-        }
-        Ok(names)
     }
 }
 

@@ -36,7 +36,7 @@ pub struct ClassTun {
     pub interface: Interface,
     /// The number of the device: that of its class, 0 to 14.
     pub number: u8,
-    /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](super::CLASS_MARKS); `None`
+    /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](crate::undo::CLASS_MARKS); `None`
     /// if no rule steers packets there.
     pub mark: Option<u8>,
 }

@@ -1,16 +1,13 @@
 //! The firewall marks, routing tables and rule priorities of the instances of mpvpn on one machine.
 //!
-//! In: the number of an instance, of a link or of a class's device, each held in a [`NumberPool`]. Out:
+//! In: the number of an instance, of a link or of a class's device, each held in a `NumberPool`. Out:
 //! marks, tables and priorities that no other has. Always holds: bits 0 to 15 of a mark say that it is
 //! mpvpn's, bits 16 to 23 whose it is (below 0x80 an instance, from there a link), bits 24 to 27 the device
 //! of a class; other bits are never set.
 
 use ipnet::IpNet;
 
-use crate::{
-    firewall::MarkBits,
-    undo::{Interface, NumberPool},
-};
+use crate::{firewall::MarkBits, undo::Interface};
 
 /// "mp" in ASCII: any number that other programs do not use. It is the low half of marks and tables, and the
 /// first priority of rules, which have to be below 32766, that of the main table.
@@ -29,25 +26,6 @@ const DEVICE_MARK_MASK: u32 = 0x0f00_0000;
 const TABLES_OF_INSTANCE: u32 = 16;
 /// Priorities of a layer of rules: one for each instance.
 const PRIORITIES_OF_LAYER: u32 = 0x80;
-
-/// The numbers of clients. Each has rules in each layer, so more would need priorities beyond that of the
-/// main table.
-pub const INSTANCE_NUMBERS: NumberPool =
-    NumberPool { folder: "instances", purpose: "numbers of clients on one machine", first: 0, last: 0x7f };
-/// The numbers of links, the same at all clients: a connection mark keeps its meaning when one of them ends.
-pub const LINK_NUMBERS: NumberPool = NumberPool {
-    folder: "links",
-    purpose: "numbers of links that connections come in by",
-    first: 0x80,
-    last: 0xff,
-};
-/// The values of the bits 0x0f000000 of firewall marks but 0.
-pub const CLASS_MARKS: NumberPool = NumberPool {
-    folder: "class-marks",
-    purpose: "firewall marks (0x0f000000) for the TUN devices of classes",
-    first: 1,
-    last: 15,
-};
 
 /// Rules that come first have smaller priorities. In each layer there are rules of all instances, so the more
 /// specific route wins, whichever instance has it.
@@ -74,7 +52,7 @@ pub(super) enum Layer {
 pub struct ClientNetConfig {
     /// The TUN device.
     pub tun: Interface,
-    /// The number of this instance, of [`INSTANCE_NUMBERS`].
+    /// The number of this instance, of [`INSTANCE_NUMBERS`](crate::undo::INSTANCE_NUMBERS).
     pub number: u8,
     /// Networks for which routes of the main table count, beside those of `KeptNetworks`.
     pub keep_routes: Vec<IpNet>,
@@ -119,13 +97,13 @@ pub(crate) fn is_table_of_instance(table: u32) -> bool {
     (MPVPN_ID..MPVPN_ID + TABLES_OF_INSTANCE).contains(&(table & 0xffff))
 }
 
-/// The mark of packets that leave by the link with this number of [`LINK_NUMBERS`].
+/// The mark of packets that leave by the link with this number of `LINK_NUMBERS`.
 pub(super) fn link_mark(link: u8) -> MarkBits {
     let value = MPVPN_ID | u32::from(link) << NUMBER_MASK.trailing_zeros();
     MarkBits { value, mask: OWN_PACKETS.mask | NUMBER_MASK }
 }
 
-/// The bits of packets that are steered into the device of a class, by its number of [`CLASS_MARKS`].
+/// The bits of packets that are steered into the device of a class, by its number of `CLASS_MARKS`.
 pub(super) fn device_mark(number: u8) -> MarkBits {
     let value = u32::from(number) << DEVICE_MARK_MASK.trailing_zeros() & DEVICE_MARK_MASK;
     MarkBits { value, mask: DEVICE_MARK_MASK }
@@ -136,6 +114,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::undo::{CLASS_MARKS, INSTANCE_NUMBERS, LINK_NUMBERS};
 
     fn client(number: u8) -> ClientNetConfig {
         ClientNetConfig::new(Interface { index: 1, name: "t0".into() }, number)

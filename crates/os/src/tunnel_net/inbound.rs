@@ -21,7 +21,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 pub(crate) use super::tcp_sockets::Connection;
 use super::{
     AppliedSteps, ClientNetConfig, LINK_BIT, NUMBER_MASK, OWN_PACKETS, family_of,
-    identity::{LINK_NUMBERS, Layer, is_table_of_instance, link_mark},
+    identity::{Layer, is_table_of_instance, link_mark},
     loosen_reverse_path_filter, tcp_sockets,
 };
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
         script::{any_of, hook_chain, quoted, replacement, set},
     },
     netlink::{Family, LinkInfo, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
-    undo::{Interface, Step, UndoJournal},
+    undo::{Interface, LINK_NUMBERS, Step, UndoJournal},
 };
 
 /// Priority of the chains: behind `mangle` of nft(8) (-150), so that the marks of other programs count, and

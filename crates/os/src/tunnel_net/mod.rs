@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 pub use classes::{ClassNet, ClassSteering, ClassTun, DeviceAddresses};
 pub use client::{ClientNet, ClientNetState, Routes};
-pub use identity::{CLASS_MARKS, ClientNetConfig, INSTANCE_NUMBERS, LINK_NUMBERS};
+pub use identity::ClientNetConfig;
 pub(crate) use identity::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, is_table_of_instance};
 pub use inbound::InboundNet;
 pub use kept_networks::is_private;
@@ -30,7 +30,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
     error::OsError,
-    netlink::{Family, Netlink},
+    netlink::{Family, Netlink, RouteKind},
     sysctl,
     undo::{Step, UndoJournal},
 };
@@ -53,6 +53,31 @@ impl AppliedSteps {
         self.0 = kept;
         log_errors(undo.revert(&old));
         Ok(())
+    }
+}
+
+impl Netlink {
+    /// The names of the interfaces that have a default route (IPv4 or IPv6, any table but those of mpvpn's
+    /// instances) and are not in `excluded`, each once, ordered by the metric of the route, smallest
+    /// first.
+    pub fn default_route_interfaces(&mut self, excluded: &[&str]) -> Result<Vec<String>, OsError> {
+        let links = self.links()?;
+        let mut defaults: Vec<_> = self
+            .routes()?
+            .into_iter()
+            .filter(|route| route.is_default() && route.kind == RouteKind::Unicast)
+            .filter(|route| !is_table_of_instance(route.table))
+            .collect();
+        defaults.sort_by_key(|route| (route.metric.unwrap_or(0), route.interface));
+        let mut names: Vec<String> = Vec::new();
+        for route in defaults {
+            let Some(link) = links.iter().find(|link| Some(link.index) == route.interface) else { continue };
+            let wanted = !link.loopback && !excluded.contains(&link.name.as_str());
+            if wanted && !names.contains(&link.name) {
+                names.push(link.name.clone());
+            }
+        }
+        Ok(names)
     }
 }
 
@@ -100,9 +125,9 @@ fn enable_forwarding(
         const FORWARD: &str = "net/ipv4/ip_forward";
         const REDIRECTS: &str = "net/ipv4/conf/all/accept_redirects";
         if sysctl::read(FORWARD)? == "0" && sysctl::read(REDIRECTS)? == "0" {
-            sysctl::set(undo, REDIRECTS, "1")?;
+            undo.set_sysctl(REDIRECTS, "1")?;
         }
-        sysctl::set(undo, FORWARD, "1")?;
+        undo.set_sysctl(FORWARD, "1")?;
     }
     const ALL_V6: &str = "net/ipv6/conf/all/forwarding";
     if !families.v6 {
@@ -111,10 +136,10 @@ fn enable_forwarding(
     for link in netlink.links()? {
         let key = sysctl::interface_key("ipv6", &link.name, "accept_ra");
         if sysctl::read(&key).is_ok_and(|value| value == "1" || value == "2") {
-            sysctl::set(undo, &key, "2")?;
+            undo.set_sysctl(&key, "2")?;
         }
     }
-    sysctl::set(undo, ALL_V6, "1")
+    undo.set_sysctl(ALL_V6, "1")
 }
 
 /// Sets the reverse path filter of link `name` from strict to loose (RFC 3704, section 2.4). A strict filter
@@ -128,7 +153,7 @@ fn loosen_reverse_path_filter(undo: &mut UndoJournal, name: &str) -> Result<(), 
     match value(&key).max(value("net/ipv4/conf/all/rp_filter")) {
         0 => Ok(()),
         2 if value(&key) != 2 => Ok(()),
-        _ => sysctl::set(undo, &key, "2"),
+        _ => undo.set_sysctl(&key, "2"),
     }
 }
 

@@ -28,17 +28,13 @@ use std::{
 
 use lock::Lock;
 pub(crate) use lock::{give_to_owner_of_folder, open_locked};
-pub use numbers::NumberPool;
 use numbers::TakenNumber;
+pub use numbers::{CLASS_MARKS, INSTANCE_NUMBERS, LINK_NUMBERS, NumberPool};
 pub(crate) use owners::{Owners, original};
 use serde::{Deserialize, Serialize};
 pub use step::{Interface, Step};
 
-use crate::{
-    error::OsError,
-    netlink::Netlink,
-    tunnel_net::{CLASS_MARKS, INSTANCE_NUMBERS, LINK_NUMBERS},
-};
+use crate::{error::OsError, netlink::Netlink, sysctl};
 
 /// The folder of journals, unless a caller chooses another one.
 pub const DEFAULT_FOLDER: &str = "/run/mpvpn";
@@ -216,9 +212,14 @@ impl UndoJournal {
         Ok(number)
     }
 
-    /// Whether an instance has changed this kernel parameter.
-    pub(crate) fn is_sysctl_claimed(&self, key: &str) -> bool {
-        self.owners.is_claimed(&step::sysctl_key(key))
+    /// Writes a kernel parameter; does nothing if it has that value already, unless another instance gave it
+    /// the value: then it keeps the value until both have ended.
+    pub fn set_sysctl(&mut self, key: &str, value: &str) -> Result<(), OsError> {
+        let before = sysctl::read(key)?;
+        if before == value && !self.owners.is_claimed(&step::sysctl_key(key)) {
+            return Ok(());
+        }
+        self.apply(&[Step::Sysctl { key: key.to_owned(), before, set: value.to_owned() }])
     }
 
     fn folder_and_name(&self) -> (&Path, &str) {

@@ -38,6 +38,25 @@ pub struct NumberPool {
     pub last: u8,
 }
 
+/// The numbers of clients. Each has rules in each layer, so more would need priorities beyond that of the
+/// main table.
+pub const INSTANCE_NUMBERS: NumberPool =
+    NumberPool { folder: "instances", purpose: "numbers of clients on one machine", first: 0, last: 0x7f };
+/// The numbers of links, the same at all clients: a connection mark keeps its meaning when one of them ends.
+pub const LINK_NUMBERS: NumberPool = NumberPool {
+    folder: "links",
+    purpose: "numbers of links that connections come in by",
+    first: 0x80,
+    last: 0xff,
+};
+/// The values of the bits 0x0f000000 of firewall marks but 0.
+pub const CLASS_MARKS: NumberPool = NumberPool {
+    folder: "class-marks",
+    purpose: "firewall marks (0x0f000000) for the TUN devices of classes",
+    first: 1,
+    last: 15,
+};
+
 /// A number that is held. Dropping it gives it back.
 #[derive(Debug)]
 pub(super) struct TakenNumber {

@@ -4,7 +4,8 @@ use mpvpn_os::{
     UndoJournal,
     netlink::Netlink,
     sysctl,
-    tunnel_net::{ClientNet, ClientNetConfig, INSTANCE_NUMBERS, Routes},
+    tunnel_net::{ClientNet, ClientNetConfig, Routes},
+    undo::INSTANCE_NUMBERS,
 };
 
 use crate::{
@@ -72,10 +73,10 @@ fn a_kernel_parameter_stays_until_the_last_instance_that_needs_it_ends() {
         const KEY: &str = "net/ipv4/ip_forward";
         let forwards = || sysctl::read(KEY).unwrap() == "1";
         assert!(!forwards());
-        sysctl::set(&mut first, KEY, "1").unwrap();
-        sysctl::set(&mut second, KEY, "1").unwrap();
+        first.set_sysctl(KEY, "1").unwrap();
+        second.set_sysctl(KEY, "1").unwrap();
         assert!(first.revert_all_steps().is_empty() && forwards(), "the second needs it");
-        sysctl::set(&mut first, KEY, "1").unwrap();
+        first.set_sysctl(KEY, "1").unwrap();
         assert!(second.revert_all_steps().is_empty() && forwards(), "the first needs it again");
         assert!(first.revert_all_steps().is_empty() && !forwards());
         drop((first, second));
