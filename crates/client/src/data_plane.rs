@@ -6,13 +6,13 @@ use std::{net::SocketAddr, time::Instant};
 use mpvpn_config::ClientConfig;
 use mpvpn_error::RunError;
 use mpvpn_links::{LinkChange, Links, policies::LinkPolicies};
-use mpvpn_os::PacketFd;
+use mpvpn_os::{
+    PacketFd,
+    poll::{FIRST_CLASS_TUN_TOKEN, FIRST_SOCKET_TOKEN, MONITOR_TOKEN, TUN_TOKEN, WAKE_TOKEN},
+};
 use mpvpn_report::flows;
 use mpvpn_status::{FlowList, Status, events::Event};
-use mpvpn_threads::event_loop::{
-    EventLoop, FIRST_CLASS_TUN_TOKEN, FIRST_SOCKET_TOKEN, Iteration, MONITOR_TOKEN, TUN_TOKEN, WAKE_TOKEN,
-    has_waited_long,
-};
+use mpvpn_threads::event_loop::{EventLoop, Iteration, has_waited_long};
 use mpvpn_tunnel::{Assignment, ClassConnections, ConnectionNumber, LinkPolicy};
 use mpvpn_types::{LinkId, Tier};
 

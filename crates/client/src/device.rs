@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use mpvpn_error::RunError;
 use mpvpn_os::{
     PacketFd, Tun,
-    poll::{Interest, PollWaker, Poller},
+    poll::{FIRST_CLASS_TUN_TOKEN, Interest, PollWaker, Poller, TUN_TOKEN},
     tun::READ_BUFFER_LEN,
 };
 use mpvpn_packet::{
@@ -20,7 +20,6 @@ use mpvpn_packet::{
     split::split,
 };
 use mpvpn_sockets::packet_io::{MAX_TUN_READS, read_tun, write_tun};
-use mpvpn_threads::event_loop::{FIRST_CLASS_TUN_TOKEN, TUN_TOKEN};
 use mpvpn_types::ClassId;
 
 /// Packets queued for an app's descriptor (bytes). Larger: old packets. Smaller: losses. Chosen.

@@ -13,6 +13,7 @@ use mpvpn_error::RunError;
 use mpvpn_input::{role::Role, short_text::ShortText, values::ServerAddr};
 use mpvpn_links::policies::LinkPolicies;
 use mpvpn_names::lookup::ReverseLookup;
+use mpvpn_os::poll::MONITOR_TOKEN;
 use mpvpn_proxy::FIRST_PROXY_TOKEN;
 use mpvpn_qlog::Qlog;
 use mpvpn_report::flows;
@@ -23,7 +24,7 @@ use mpvpn_status::{
     reload_report::{ConfigValue, ReloadReport},
 };
 use mpvpn_threads::{
-    event_loop::{EventLoop, Iteration, MONITOR_TOKEN, SignalRequest, reload_event, signal_event},
+    event_loop::{EventLoop, Iteration, SignalRequest, reload_event, signal_event},
     service_manager::ServiceManager,
     shards::ShardEvent,
     slow_thread::{Message, SlowThread},

@@ -6,10 +6,9 @@
 use std::time::Instant;
 
 use mpvpn_links::{Links, policies::Direction};
-use mpvpn_os::poll::{Event, Poller};
+use mpvpn_os::poll::{Event, FIRST_SOCKET_TOKEN, Poller};
 use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_sockets::packet_io::{DatagramBuffers, ReceivedDatagram, SendOutcome};
-use mpvpn_threads::event_loop::FIRST_SOCKET_TOKEN;
 use mpvpn_tunnel::ClassConnections;
 use mpvpn_types::{Duration, LinkId};
 

@@ -20,7 +20,7 @@ use mpvpn_input::short_text::ShortText;
 use mpvpn_os::{
     OsError, UdpOptions, UdpSocket,
     netlink::Event,
-    poll::{Interest, Poller},
+    poll::{FIRST_SOCKET_TOKEN, Interest, Poller},
 };
 use mpvpn_sockets::{
     bind_options::{BindOptions, Protect},
@@ -28,7 +28,6 @@ use mpvpn_sockets::{
     payload::{IPV4_UDP_HEADER_BYTES, max_udp_payload},
 };
 use mpvpn_status::events::{self, EventSender};
-use mpvpn_threads::event_loop::FIRST_SOCKET_TOKEN;
 use mpvpn_types::{ClassId, LinkId};
 
 use crate::policies::{LinkMeter, LinkMeters, LinkPolicies};

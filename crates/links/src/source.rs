@@ -5,9 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use mpvpn_error::RunError;
 use mpvpn_os::{
     netlink::{AddressInfo, LinkInfo, Monitor, Netlink},
-    poll::{Interest, Poller},
+    poll::{Interest, MONITOR_TOKEN, Poller},
 };
-use mpvpn_threads::event_loop::MONITOR_TOKEN;
 
 /// A link that an app provides.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,10 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use mpvpn_error::RunError;
 use mpvpn_os::{
     UdpOptions, UdpSocket,
-    poll::{Interest, Poller},
+    poll::{FIRST_SOCKET_TOKEN, Interest, Poller},
 };
 use mpvpn_sockets::packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES};
-use mpvpn_threads::event_loop::FIRST_SOCKET_TOKEN;
 use mpvpn_types::LinkId;
 
 use super::Links;

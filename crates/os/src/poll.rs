@@ -24,6 +24,26 @@ const TIMER_SLACK_NS: Option<NonZeroU64> = NonZeroU64::new(1000);
 /// system calls.
 const MAX_EVENTS: usize = 4096;
 
+/// Poller token of the TUN device.
+pub const TUN_TOKEN: u64 = 0;
+/// Poller token of the wake-up call: another thread has sent a message.
+pub const WAKE_TOKEN: u64 = 1;
+/// Poller token of signals.
+pub const SIGNAL_TOKEN: u64 = 2;
+/// Poller token of the netlink monitor of links and addresses.
+pub const MONITOR_TOKEN: u64 = 3;
+/// Poller tokens of the classes' own TUN devices begin here; there are as many as classes.
+pub const FIRST_CLASS_TUN_TOKEN: u64 = 4;
+/// Poller token of a server's watch of its files.
+pub const FILES_TOKEN: u64 = MONITOR_TOKEN;
+/// Poller token of the timer of the loop; after those of TUN devices.
+pub const TIMER_TOKEN: u64 = 14;
+/// Poller token of the files that are read again when they change, beside those of users; after those of TUN
+/// devices.
+pub const WATCH_TOKEN: u64 = 15;
+/// Poller tokens of UDP sockets begin here.
+pub const FIRST_SOCKET_TOKEN: u64 = 16;
+
 /// Reduces the timer slack (PR_SET_TIMERSLACK) of this thread and of threads that it starts, so that timeouts
 /// end within 1 µs instead of up to 50 µs late.
 pub fn reduce_timer_slack() {

@@ -11,10 +11,11 @@ use mpvpn_access::Access;
 use mpvpn_egress::{Egress, FIRST_EGRESS_TOKEN, Transport};
 use mpvpn_error::RunError;
 use mpvpn_input::role::Role;
+use mpvpn_os::poll::{TUN_TOKEN, WAKE_TOKEN};
 use mpvpn_report::flows;
 use mpvpn_status::{Class, FlowList, Status, events::EventSender};
 use mpvpn_threads::{
-    event_loop::{EventLoop, Iteration, TUN_TOKEN, WAKE_TOKEN, has_waited_long},
+    event_loop::{EventLoop, Iteration, has_waited_long},
     shards::{self, OtherShard, Outbox},
 };
 use mpvpn_tunnel::{

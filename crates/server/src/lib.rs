@@ -45,9 +45,7 @@ use mpvpn_error::RunError;
 use mpvpn_https::{HttpsServer, Site, acme::Acme, loopback_clients::LoopbackClients};
 use mpvpn_identity::random;
 use mpvpn_input::{role::Role, shared::Shared};
-use mpvpn_os::{
-    UdpOptions, UndoJournal, netlink::Netlink, poll::Interest, privilege, udp::bind_reuseport_group, undo,
-};
+use mpvpn_os::{UdpOptions, UndoJournal, netlink::Netlink, poll, privilege, udp::bind_reuseport_group, undo};
 use mpvpn_qlog::Qlog;
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_sockets::{
@@ -59,7 +57,7 @@ use mpvpn_status::{
     reload_report::LockoutPolicy,
 };
 use mpvpn_threads::{
-    event_loop::{EventLoop, FILES_TOKEN, Iteration, SignalRequest, signal_event},
+    event_loop::{EventLoop, Iteration, SignalRequest, signal_event},
     service_manager::ServiceManager,
     shards::ShardEvent,
     slow_thread::{Message, OwnServices, Services, SlowThread},
@@ -395,7 +393,7 @@ impl Running {
     fn watch_users(&mut self, mut list: Option<UserList>, event_loop: &EventLoop) -> Result<(), RunError> {
         if let Some(list) = &mut list {
             list.report_to(self.events.clone());
-            let added = event_loop.poller.add(&*list, FILES_TOKEN, Interest::Read);
+            let added = event_loop.poller.add(&*list, poll::FILES_TOKEN, poll::Interest::Read);
             added.map_err(RunError::io("watch a descriptor"))?;
         }
         self.user_list = list;
@@ -407,7 +405,7 @@ impl Running {
     /// Reads the users' file if it has changed, and ends what users without access have.
     fn update_users(&mut self, now: Instant, iteration: &Iteration) {
         let Some(list) = &mut self.user_list else { return };
-        if iteration.ready.iter().any(|event| event.token == FILES_TOKEN)
+        if iteration.ready.iter().any(|event| event.token == poll::FILES_TOKEN)
             && let Some(read) = list.read_if_changed(now, SystemTime::now())
         {
             self.on_users_read(now, read);

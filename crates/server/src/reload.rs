@@ -22,12 +22,13 @@ use mpvpn_config::{LimitRule, ReloadMode, ServerChanges, ServerConfig, ServerDns
 use mpvpn_https::{ConfiguredSite, Site};
 use mpvpn_identity::{client_ca::ClientCa, tls::ServerCertificates};
 use mpvpn_input::{Error, shared::Shared, short_text::ShortText};
+use mpvpn_os::poll::{Interest, WATCH_TOKEN};
 use mpvpn_status::{
     events::Event,
     reload_report::{ConfigValue, LockoutPolicy, ReloadReport},
 };
 use mpvpn_threads::{
-    event_loop::{EventLoop, Iteration, WATCH_TOKEN, reload_event},
+    event_loop::{EventLoop, Iteration, reload_event},
     watched_files::WatchedFiles,
 };
 use mpvpn_tunnel::Reconfiguration;
@@ -383,7 +384,7 @@ impl Running {
     /// Reads files again from now on when they change.
     pub(super) fn watch_configuration(&mut self, event_loop: &EventLoop) {
         if let Some(files) = &self.reloadable.files
-            && let Err(error) = event_loop.poller.add(files, WATCH_TOKEN, mpvpn_os::poll::Interest::Read)
+            && let Err(error) = event_loop.poller.add(files, WATCH_TOKEN, Interest::Read)
         {
             tracing::warn!(%error, "changes of the files are not noticed: run `mpvpn config reload` after each");
         }

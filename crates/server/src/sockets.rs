@@ -8,10 +8,9 @@ use std::{
 };
 
 use mpvpn_error::RunError;
-use mpvpn_os::poll::{Event, Interest, Poller};
+use mpvpn_os::poll::{Event, FIRST_SOCKET_TOKEN, Interest, Poller};
 use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_sockets::packet_io::{BufferedUdpSocket, DatagramBuffers, ReceivedDatagram};
-use mpvpn_threads::event_loop::FIRST_SOCKET_TOKEN;
 use mpvpn_tunnel::Server;
 
 /// A socket and its bound address.

@@ -9,12 +9,11 @@ use std::{net::IpAddr, sync::Arc};
 use mpvpn_error::RunError;
 use mpvpn_os::{
     Tun,
-    poll::{Interest, Poller},
+    poll::{Interest, Poller, TUN_TOKEN},
     tun::READ_BUFFER_LEN,
 };
 use mpvpn_packet::{TunPacket, VnetHdr, ip};
 use mpvpn_sockets::packet_io::{read_tun, write_tun};
-use mpvpn_threads::event_loop::TUN_TOKEN;
 
 /// The queues, as one shard uses them.
 pub(super) struct TunQueues {

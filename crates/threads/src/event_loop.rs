@@ -13,7 +13,10 @@ use std::{
 use mpvpn_error::RunError;
 use mpvpn_os::{
     memory,
-    poll::{Event, Events, Interest, PollTimer, PollWaker, Poller, Signal, Signals, reduce_timer_slack},
+    poll::{
+        Event, Events, Interest, PollTimer, PollWaker, Poller, SIGNAL_TOKEN, Signal, Signals, TIMER_TOKEN,
+        WAKE_TOKEN, reduce_timer_slack,
+    },
 };
 use mpvpn_status::{events::Event as ControlEvent, reload_report::ReloadReport};
 
@@ -21,26 +24,6 @@ use crate::{
     loop_timer::LoopTimer, memory_trimmer::MemoryTrimmer, service_manager::LoopActivity,
     wakeup_coalescer::WakeupCoalescer,
 };
-
-/// Poller token of the TUN device.
-pub const TUN_TOKEN: u64 = 0;
-/// Poller token of the wake-up call: another thread has sent a message.
-pub const WAKE_TOKEN: u64 = 1;
-/// Poller token of signals.
-const SIGNAL_TOKEN: u64 = 2;
-/// Poller token of the netlink monitor of links and addresses.
-pub const MONITOR_TOKEN: u64 = 3;
-/// Poller tokens of the classes' own TUN devices begin here; there are as many as classes.
-pub const FIRST_CLASS_TUN_TOKEN: u64 = 4;
-/// Poller token of a server's watch of its files.
-pub const FILES_TOKEN: u64 = MONITOR_TOKEN;
-/// Poller token of the timer of the loop; after those of TUN devices.
-const TIMER_TOKEN: u64 = 14;
-/// Poller token of the files that are read again when they change, beside those of users; after those of TUN
-/// devices.
-pub const WATCH_TOKEN: u64 = 15;
-/// Poller tokens of UDP sockets begin here.
-pub const FIRST_SOCKET_TOKEN: u64 = 16;
 
 /// A wait that ends this much later than its timeout, an iteration that takes longer than this, or a datagram
 /// that waited longer in our own socket is a local stall: missing heartbeats may then be waiting there, too.
