@@ -2,7 +2,10 @@
 //! per crate. `cargo deny` checks more, but has to be installed. Also checks that
 //! `docs/design/dependencies.md` lists all direct dependencies of the manifests with the packages that use
 //! them, that those of the dashboard's page are pinned, and looks for advisories about quinn, of which the
-//! QUIC library is a fork.
+//! QUIC library is a fork. Between the crates: `layers.rs`; between the files of a crate: `circles.rs`.
+
+mod circles;
+mod layers;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -331,17 +334,22 @@ fn differences(documented: &Uses, used: &Uses) -> Vec<String> {
 
 /// All Rust below a folder.
 fn rust_in(folder: &Path) -> String {
-    let mut text = String::new();
+    let read = |path: PathBuf| std::fs::read_to_string(path).expect("a file of this tree can be read");
+    rust_below(folder).into_iter().map(read).collect()
+}
+
+/// The Rust files below a folder.
+fn rust_below(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
         let path = entry.expect("a folder of this tree can be read").path();
         if path.is_dir() && !path.ends_with("target") {
-            text += &rust_in(&path);
+            files.extend(rust_below(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            text +=
-                &std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            files.push(path);
         }
     }
-    text
+    files
 }
 
 struct Package {
