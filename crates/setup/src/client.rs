@@ -4,7 +4,7 @@ use toml_edit::{DocumentMut, value};
 
 use super::{
     instance::Instance,
-    machine::{Machine, ServiceChange},
+    machine::{MachineFacts, ServiceChange},
     plan::{Action, Audience, Plan, Step},
     record::{Record, Rollback},
 };
@@ -35,7 +35,7 @@ pub struct ClientWishes {
 ///
 /// # Errors
 /// If the machine cannot run it, or the configuration file is for another server or cannot be understood.
-pub fn plan_client(machine: &Machine, wishes: &ClientWishes, record: Option<&Record>) -> Result<Plan> {
+pub fn plan_client(machine: &MachineFacts, wishes: &ClientWishes, record: Option<&Record>) -> Result<Plan> {
     let instance = &wishes.instance;
     machine.require_tunnels()?;
     let text = file_text(machine, wishes)?;
@@ -89,7 +89,7 @@ pub fn plan_client(machine: &Machine, wishes: &ClientWishes, record: Option<&Rec
 }
 
 /// The text of the client's file.
-fn file_text(machine: &Machine, wishes: &ClientWishes) -> Result<String> {
+fn file_text(machine: &MachineFacts, wishes: &ClientWishes) -> Result<String> {
     let instance = &wishes.instance;
     let text = wishes.link.file_text(&instance.file(), machine.file.as_deref())?;
     // The text was made by the same library.
@@ -100,7 +100,7 @@ fn file_text(machine: &Machine, wishes: &ClientWishes) -> Result<String> {
     Ok(document.to_string())
 }
 
-fn describe_links(machine: &Machine, plan: &mut Plan) {
+fn describe_links(machine: &MachineFacts, plan: &mut Plan) {
     let links = machine.interfaces.iter().filter(|interface| interface.has_default_route);
     let names: Vec<&str> = links.map(|interface| interface.name.as_str()).collect();
     match names.as_slice() {
@@ -116,7 +116,7 @@ fn describe_links(machine: &Machine, plan: &mut Plan) {
 }
 
 /// The steps that make the machine take everything back unless somebody confirms it.
-fn rollback_steps(machine: &Machine, instance: &Instance, rollback: &Rollback) -> Vec<Step> {
+fn rollback_steps(machine: &MachineFacts, instance: &Instance, rollback: &Rollback) -> Vec<Step> {
     let path = Rollback::path(instance);
     let write = Action::Write { path: path.clone(), text: rollback.text(), audience: Audience::Root };
     let timer = Rollback::timer(instance);
@@ -189,17 +189,17 @@ mod tests {
     };
     use mpvpn_input::role::Role;
 
-    fn machine() -> Machine {
+    fn machine() -> MachineFacts {
         let interface =
             |name: &str| Interface { name: name.into(), addresses: vec![], has_default_route: true };
-        Machine {
+        MachineFacts {
             kernel: "6.1.0".into(),
             systemd: true,
             unit: UnitState { exists: true, ..UnitState::default() },
             kill_switch_unit: UnitState { exists: true, ..UnitState::default() },
             interfaces: vec![interface("eth0"), interface("wwan0")],
             program: "/usr/bin/mpvpn".into(),
-            ..Machine::default()
+            ..MachineFacts::default()
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
         assert!(shown.contains("links: eth0, wwan0") && shown.contains("server: vpn.example:443"), "{shown}");
         assert!(!shown.contains("secret"), "{shown}");
         let Action::Write { text, .. } = &plan.steps[0].action else { panic!("{plan:?}") };
-        let done = Machine {
+        let done = MachineFacts {
             file: Some(text.clone()),
             unit: UnitState { exists: true, enabled: true, active: true },
             ..machine()
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn over_ssh_everything_is_taken_back_unless_it_is_confirmed() {
-        let machine = Machine { over_ssh: true, ..machine() };
+        let machine = MachineFacts { over_ssh: true, ..machine() };
         let wishes = ClientWishes { kill_switch: true, ..wishes() };
         let plan = plan_client(&machine, &wishes, None).unwrap();
         assert!(plan.needs_confirmation);
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_file_for_another_server_is_an_error() {
-        let machine = Machine { file: Some("server = \"other.example\"\n".into()), ..machine() };
+        let machine = MachineFacts { file: Some("server = \"other.example\"\n".into()), ..machine() };
         let error = plan_client(&machine, &wishes(), None).unwrap_err();
         assert!(error.to_string().contains("is for the server other.example"), "{error}");
     }

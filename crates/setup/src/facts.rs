@@ -28,7 +28,7 @@ use mpvpn_users::{
 use serde_json::Value;
 
 use crate::{
-    Instance, Interface, KILL_SWITCH_UNIT, Machine, UnitState, comes_over_network,
+    Instance, Interface, KILL_SWITCH_UNIT, MachineFacts, UnitState, comes_over_network,
     firewall::{Firewall, Firewalld},
 };
 
@@ -52,7 +52,7 @@ pub fn is_root() -> bool {
 ///
 /// # Errors
 /// If the kernel does not say, or the configuration file has mistakes.
-pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<Machine, RunError> {
+pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<MachineFacts, RunError> {
     let file = fs::read_to_string(instance.file()).ok();
     let config = match (&file, instance.role()) {
         (Some(text), Role::Server) => {
@@ -75,7 +75,7 @@ pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<Machi
         (None, _) => Vec::new(),
     };
     let interfaces = interfaces(&mut netlink)?;
-    Ok(Machine {
+    Ok(MachineFacts {
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
         confinement: kernel_check().sentence(),
         no_tun: fs::File::options()

@@ -1,7 +1,7 @@
 //! `mpvpn setup` without its effects: what has to change so that a service of this machine runs a server or a
 //! client.
 //!
-//! In: what the machine has ([`Machine`]) and what is wanted. Out: a [`Plan`], or the reason why there is
+//! In: what the machine has ([`MachineFacts`]) and what is wanted. Out: a [`Plan`], or the reason why there is
 //! none. Always holds: a plan that was carried out is empty the next time; each [`Step`] says what it does,
 //! why, and how it is undone; nothing enables a firewall, changes a policy, or rewrites a file of another
 //! program.
@@ -30,7 +30,7 @@ pub use client::{
     CONFIRM_SECONDS, ClientWishes, KILL_SWITCH_UNIT, plan_client, plan_confirmation, plan_rollback,
 };
 pub use instance::Instance;
-pub use machine::{Interface, Machine, UnitState, comes_over_network};
+pub use machine::{Interface, MachineFacts, UnitState, comes_over_network};
 pub use plan::{Action, Audience, NftRule, Plan, Step};
 pub use record::{Record, Rollback};
 pub use removal::{KeptState, Removal, plan_removal};

@@ -14,7 +14,7 @@ use mpvpn_input::{Error, Result};
 
 /// The facts about a machine.
 #[derive(Clone, Debug, Default)]
-pub struct Machine {
+pub struct MachineFacts {
     /// Version of the kernel.
     pub kernel: String,
     /// By what the kernel can confine a process, a sentence.
@@ -55,7 +55,7 @@ pub struct Machine {
     pub program: String,
 }
 
-impl Machine {
+impl MachineFacts {
     /// Whether the kernel has what every tunnel needs.
     ///
     /// # Errors

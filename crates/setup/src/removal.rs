@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     instance::Instance,
-    machine::Machine,
+    machine::MachineFacts,
     plan::{Action, Plan, Step},
     record::Record,
 };
@@ -31,7 +31,7 @@ pub struct Removal {
 
 /// The plan that takes an instance away; `device` is the TUN device of its configuration.
 pub fn plan_removal(
-    machine: &Machine,
+    machine: &MachineFacts,
     instance: &Instance,
     record: Option<&Record>,
     device: Option<&str>,
@@ -109,12 +109,12 @@ mod tests {
     #[test]
     fn everything_that_setup_made_goes_and_users_only_if_asked_for() {
         let server = Instance::unnamed(Role::Server);
-        let mut machine = Machine {
+        let mut machine = MachineFacts {
             systemd: true,
             unit: UnitState { exists: true, enabled: true, active: true },
             file: Some("subnet = \"10.64.0.0/24\"\n".into()),
             drop_in: Some("x".into()),
-            ..Machine::default()
+            ..MachineFacts::default()
         };
         machine.firewall.ufw = Some("ufw allow 443/udp comment 'mpvpn-server'\n".into());
         let record = record_of(machine.file.as_deref().unwrap());
@@ -145,13 +145,14 @@ mod tests {
     #[test]
     fn files_of_others_stay_and_are_said() {
         let client = Instance::unnamed(Role::Client);
-        let machine = Machine { file: Some("server = \"a\" # mine\n".into()), ..Machine::default() };
+        let machine =
+            MachineFacts { file: Some("server = \"a\" # mine\n".into()), ..MachineFacts::default() };
         for record in [None, Some(record_of("server = \"a\"\n"))] {
             let removal = plan_removal(&machine, &client, record.as_ref(), None, &KeptState::default());
             assert!(!texts(&removal).contains(&"remove /etc/mpvpn/client.toml".to_owned()), "{removal:?}");
             assert!(removal.left[0].starts_with("/etc/mpvpn/client.toml: "), "{:?}", removal.left);
         }
-        let nothing = plan_removal(&Machine::default(), &client, None, None, &KeptState::default());
+        let nothing = plan_removal(&MachineFacts::default(), &client, None, None, &KeptState::default());
         assert_eq!(nothing, Removal::default(), "nothing was there");
     }
 }

@@ -13,7 +13,7 @@ use toml_edit::{Array, DocumentMut, TomlError, value};
 use super::{
     firewall::{Firewall, Openings},
     instance::Instance,
-    machine::{Machine, ServiceChange},
+    machine::{MachineFacts, ServiceChange},
     plan::{Action, Audience, Plan, Step},
     subnet::{free_subnet, overlap, private_subnet6},
 };
@@ -54,7 +54,7 @@ pub struct ServerWishes {
 ///
 /// # Errors
 /// If the machine cannot run it, or the configuration file cannot be understood.
-pub fn plan_server(machine: &Machine, wishes: &ServerWishes) -> Result<Plan> {
+pub fn plan_server(machine: &MachineFacts, wishes: &ServerWishes) -> Result<Plan> {
     let instance = &wishes.instance;
     machine.require_tunnels()?;
     let text = file_text(machine, wishes)?;
@@ -128,7 +128,7 @@ fn openings(config: &ServerConfig) -> Openings {
 }
 
 /// The steps for the drop-in of the unit, which adds rules at each start where they are gone after a reboot.
-fn drop_in_steps(machine: &Machine, instance: &Instance) -> Vec<Step> {
+fn drop_in_steps(machine: &MachineFacts, instance: &Instance) -> Vec<Step> {
     if !machine.has_service() || !machine.firewall.forgets() {
         return Vec::new();
     }
@@ -156,7 +156,7 @@ fn drop_in_steps(machine: &Machine, instance: &Instance) -> Vec<Step> {
 }
 
 /// The text of the configuration file: a new one, or the one that is there with what is wanted otherwise.
-fn file_text(machine: &Machine, wishes: &ServerWishes) -> Result<String> {
+fn file_text(machine: &MachineFacts, wishes: &ServerWishes) -> Result<String> {
     let path = wishes.instance.file();
     let is_new = machine.file.is_none();
     let mut document: DocumentMut =
@@ -214,7 +214,7 @@ fn file_text(machine: &Machine, wishes: &ServerWishes) -> Result<String> {
 
 /// Whether the port is free, or held by this server.
 fn check_port(
-    machine: &Machine,
+    machine: &MachineFacts,
     config: &ServerConfig,
     port: u16,
     instance: &Instance,
@@ -253,7 +253,7 @@ fn check_port(
 }
 
 /// Says how clients reach the machine.
-fn describe_address(machine: &Machine, config: &ServerConfig, instance: &Instance, plan: &mut Plan) {
+fn describe_address(machine: &MachineFacts, config: &ServerConfig, instance: &Instance, plan: &mut Plan) {
     if let Some(public) = &config.public {
         plan.found.push(format!("clients reach the server at {public}"));
         return;
@@ -283,7 +283,7 @@ fn describe_address(machine: &Machine, config: &ServerConfig, instance: &Instanc
 }
 
 /// Says which networks the tunnel has, and whether the machine uses them otherwise.
-fn check_subnets(machine: &Machine, config: &ServerConfig, instance: &Instance, plan: &mut Plan) {
+fn check_subnets(machine: &MachineFacts, config: &ServerConfig, instance: &Instance, plan: &mut Plan) {
     let subnets = [Some(IpNet::V4(config.subnet)), config.subnet6.map(IpNet::V6)];
     let subnets: Vec<IpNet> = subnets.into_iter().flatten().collect();
     let shown: Vec<String> = subnets.iter().map(ToString::to_string).collect();
@@ -305,7 +305,7 @@ fn check_subnets(machine: &Machine, config: &ServerConfig, instance: &Instance, 
     }
 }
 
-impl Machine {
+impl MachineFacts {
     /// All addresses at which a server listens.
     fn listen_addresses(&self) -> Vec<IpAddr> {
         let has_v6 = self.interfaces.iter().flat_map(|interface| &interface.addresses).any(IpAddr::is_ipv6);
@@ -347,13 +347,13 @@ mod tests {
     use mpvpn_input::role::Role;
 
     /// A fresh VPS with systemd and the package.
-    fn vps() -> Machine {
+    fn vps() -> MachineFacts {
         let interface = |name: &str, address: &str| Interface {
             name: name.into(),
             addresses: vec![address.parse().unwrap()],
             has_default_route: true,
         };
-        Machine {
+        MachineFacts {
             kernel: "6.1.0".into(),
             systemd: true,
             unit: UnitState { exists: true, ..UnitState::default() },
@@ -362,7 +362,7 @@ mod tests {
             source: "203.0.113.7".parse().ok(),
             random: [0x12, 0x34, 0x56, 0x78, 0x9a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 9],
             program: "/usr/bin/mpvpn".into(),
-            ..Machine::default()
+            ..MachineFacts::default()
         }
     }
 
@@ -441,7 +441,7 @@ mod tests {
     }
 
     /// The machine after a plan was carried out.
-    fn after(mut machine: Machine, plan: &Plan) -> Machine {
+    fn after(mut machine: MachineFacts, plan: &Plan) -> MachineFacts {
         machine.file = Some(written(plan).to_owned());
         machine.users = vec!["default".into()];
         machine.unit = UnitState { exists: true, enabled: true, active: true };
@@ -491,7 +491,7 @@ mod tests {
     #[test]
     fn a_server_for_certificates_gets_no_user_with_a_token() {
         let file = Some("auth = \"mtls\"\nclient-ca = \"/etc/mpvpn/clients.crt\"\n".to_owned());
-        let machine = Machine { file, ..vps() };
+        let machine = MachineFacts { file, ..vps() };
         let plan = plan_server(&machine, &wishes()).unwrap();
         assert_eq!(texts(&plan), ["systemctl enable --now mpvpn-server"]);
         let named = plan_server(&machine, &ServerWishes { user: Some("anna".into()), ..wishes() }).unwrap();
@@ -536,7 +536,7 @@ mod tests {
             unit: unit.map(str::to_owned),
         };
         let refused = |holder| {
-            let machine = Machine { port_holders: vec![holder], ..vps() };
+            let machine = MachineFacts { port_holders: vec![holder], ..vps() };
             let error = plan_server(&machine, &wishes()).unwrap_err();
             assert!(!error.is_usage());
             format!("{error}: {}", error.next_step())
@@ -551,9 +551,9 @@ mod tests {
         // At a loopback address it is in nobody's way.
         let mut far = holder(PortProtocol::Tcp, "nginx", None);
         far.address = "127.0.0.1:443".parse().unwrap();
-        assert!(plan_server(&Machine { port_holders: vec![far], ..vps() }, &wishes()).is_ok());
+        assert!(plan_server(&MachineFacts { port_holders: vec![far], ..vps() }, &wishes()).is_ok());
         // Without TCP only UDP matters.
-        let machine = Machine {
+        let machine = MachineFacts {
             port_holders: vec![holder(PortProtocol::Tcp, "nginx", None)],
             file: Some("tcp = \"off\"\n".into()),
             ..vps()
@@ -563,7 +563,7 @@ mod tests {
 
     #[test]
     fn a_machine_behind_translation_is_told_so() {
-        let machine = Machine { source: "10.0.0.5".parse().ok(), ..vps() };
+        let machine = MachineFacts { source: "10.0.0.5".parse().ok(), ..vps() };
         let plan = plan_server(&machine, &wishes()).unwrap();
         let warnings = plan.warnings.join("\n");
         assert!(
@@ -577,21 +577,21 @@ mod tests {
 
     #[test]
     fn what_the_machine_lacks_is_said() {
-        let without_tun = Machine { no_tun: Some("No such file".into()), ..vps() };
-        let without_nft = Machine { no_nft: Some("nft is not installed".into()), ..vps() };
+        let without_tun = MachineFacts { no_tun: Some("No such file".into()), ..vps() };
+        let without_nft = MachineFacts { no_nft: Some("nft is not installed".into()), ..vps() };
         for (machine, part) in [(without_tun, "turn on TUN"), (without_nft, "apt install nftables")] {
             let error = plan_server(&machine, &wishes()).unwrap_err();
             assert!(error.next_step().contains(part), "{}", error.next_step());
         }
         for (machine, part) in [
-            (Machine { systemd: false, ..vps() }, "start it by `mpvpn server`"),
-            (Machine { unit: UnitState::default(), ..vps() }, "no unit mpvpn-server.service"),
+            (MachineFacts { systemd: false, ..vps() }, "start it by `mpvpn server`"),
+            (MachineFacts { unit: UnitState::default(), ..vps() }, "no unit mpvpn-server.service"),
         ] {
             let plan = plan_server(&machine, &wishes()).unwrap();
             assert!(plan.by_hand[0].contains(part), "{:?}", plan.by_hand);
             assert_eq!(plan.steps.len(), 2, "{:?}", plan.steps);
         }
-        let broken = Machine { file: Some("subnet = 7\n".into()), ..vps() };
+        let broken = MachineFacts { file: Some("subnet = 7\n".into()), ..vps() };
         let error = plan_server(&broken, &wishes()).unwrap_err().to_string();
         assert!(error.contains("/etc/mpvpn/server.toml, line 1"), "{error}");
     }
