@@ -91,7 +91,7 @@ impl GateDefaults {
 
 /// Values read from noq since it last changed. Each costs noq a walk over all paths, so it is read only once.
 #[derive(Debug, Default)]
-struct Answers {
+struct CachedReads {
     /// The MTU of all paths (bytes).
     mtu: Option<u16>,
     /// The largest payload of a datagram (bytes), if the peer takes datagrams.
@@ -112,7 +112,7 @@ pub struct Connection {
     paths: Paths,
     gates: GateDefaults,
     passes: Passes,
-    answers: Answers,
+    cached: CachedReads,
     streams: Streams,
     events: VecDeque<Event>,
     arrivals: Arrivals,
@@ -149,7 +149,7 @@ impl Connection {
             paths: Paths::new(),
             gates: GateDefaults { connection: id, open: true, cc: None, qlog: None },
             passes: Passes::new(),
-            answers: Answers::default(),
+            cached: CachedReads::default(),
             streams: Streams::default(),
             events: VecDeque::new(),
             arrivals: Arrivals::default(),
@@ -217,14 +217,14 @@ impl Connection {
 
     /// noq may have more to send, events, and another MTU.
     fn note_change(&mut self) {
-        self.answers = Answers::default();
+        self.cached = CachedReads::default();
         self.passes.note_change();
     }
 
     /// The largest UDP payload that every path can carry (bytes).
     fn mtu(&mut self) -> u16 {
-        let Self { answers, inner, .. } = self;
-        *answers.mtu.get_or_insert_with(|| inner.current_mtu())
+        let Self { cached, inner, .. } = self;
+        *cached.mtu.get_or_insert_with(|| inner.current_mtu())
     }
 
     /// Adds a path that noq has created, with its gate.
@@ -346,10 +346,10 @@ impl Connection {
     /// The largest payload of a datagram that every path can carry (bytes); `None` before the
     /// handshake, or if the peer takes no datagrams.
     pub fn max_datagram_size(&mut self) -> Option<usize> {
-        if self.answers.max_datagram.is_none() {
-            self.answers.max_datagram = self.guarded_read(|inner| inner.datagrams().max_size());
+        if self.cached.max_datagram.is_none() {
+            self.cached.max_datagram = self.guarded_read(|inner| inner.datagrams().max_size());
         }
-        self.answers.max_datagram?
+        self.cached.max_datagram?
     }
 
     /// Calls `each` for every outcome of a tracked datagram since the last call, with the path on which it

@@ -117,7 +117,7 @@ impl Connection {
 
     /// Translates all pending events of noq.
     pub(super) fn translate_all(&mut self, now: Instant) {
-        if std::mem::replace(&mut self.answers.has_no_events, true) {
+        if std::mem::replace(&mut self.cached.has_no_events, true) {
             return;
         }
         while let Some(event) = self.guarded_read(noq_proto::Connection::poll).flatten() {

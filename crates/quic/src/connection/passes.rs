@@ -138,7 +138,7 @@ impl Connection {
                 let mtu = self.mtu();
                 let segments = self.passes.max_segments(mtu);
                 if let Some(transmit) = self.inner.poll_transmit(now, segments, buf) {
-                    self.answers.has_no_events = false;
+                    self.cached.has_no_events = false;
                     let left = self.datagram_bytes_left();
                     self.passes.on_written(left > 0);
                     return Some(self.outgoing(&transmit));

@@ -483,7 +483,7 @@ mod tests {
         let last_acked = DataAck { stream: 0, next_offset: 8, reader_waits: true, gaps: Vec::new() };
         assert_eq!((streams.next_data_ack(), streams.pending_data_acks()), (Some(last_acked), 0));
         streams.note_readable(0);
-        assert_eq!(streams.next_data_ack().map(|progress| progress.reader_waits), Some(false));
+        assert_eq!(streams.next_data_ack().map(|ack| ack.reader_waits), Some(false));
     }
 
     #[test]

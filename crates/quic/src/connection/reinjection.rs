@@ -187,22 +187,21 @@ impl ReinjectionLog {
     }
 
     /// Takes a DataAck of the peer.
-    pub(super) fn on_data_ack(&mut self, progress: DataAck) {
-        let Some(stream) = self.streams.get_mut(&progress.stream) else { return };
-        if progress.next_offset < stream.next {
+    pub(super) fn on_data_ack(&mut self, ack: DataAck) {
+        let Some(stream) = self.streams.get_mut(&ack.stream) else { return };
+        if ack.next_offset < stream.next {
             return;
         }
         while let Some(sent) =
-            stream.pieces.pop_front_if(|sent| sent.end() <= progress.next_offset && !sent.piece.fin)
+            stream.pieces.pop_front_if(|sent| sent.end() <= ack.next_offset && !sent.piece.fin)
         {
             stream.bytes -= sent.piece.data.len() + CHUNK_OVERHEAD;
             self.bytes -= sent.piece.data.len() + CHUNK_OVERHEAD;
         }
         if stream.pieces.is_empty() {
-            self.non_empty.remove(&progress.stream);
+            self.non_empty.remove(&ack.stream);
         }
-        (stream.next, stream.reader_has_data, stream.gaps) =
-            (progress.next_offset, !progress.reader_waits, progress.gaps);
+        (stream.next, stream.reader_has_data, stream.gaps) = (ack.next_offset, !ack.reader_waits, ack.gaps);
     }
 
     /// Calls `each` for missing data that was sent longer ago than the timeout of its path (for unknown

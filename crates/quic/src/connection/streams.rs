@@ -357,11 +357,11 @@ impl Connection {
     }
 
     /// Takes the peer's DataAck of a stream that this end writes.
-    pub fn on_data_ack(&mut self, now: Instant, progress: DataAck) {
-        if self.streams.send.on_read(now, progress.stream, progress.next_offset) {
-            self.unblock(progress.stream);
+    pub fn on_data_ack(&mut self, now: Instant, ack: DataAck) {
+        if self.streams.send.on_read(now, ack.stream, ack.next_offset) {
+            self.unblock(ack.stream);
         }
-        self.streams.reinjection.on_data_ack(progress);
+        self.streams.reinjection.on_data_ack(ack);
     }
 
     /// Calls `each` for data that the peer misses, and that was sent longer ago than the timeout of its path,
