@@ -8,9 +8,9 @@
 use mpvpn_path::PathState;
 use mpvpn_types::PathId;
 
-/// A path that may become a member of a group.
+/// A path that may become part of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Member {
+pub(super) struct GroupCandidate {
     /// Equal for all paths over one link.
     pub(super) link_key: u32,
     pub(super) state: PathState,
@@ -26,9 +26,9 @@ pub(super) struct PathGroups {
 
 impl PathGroups {
     /// Rebuilds the groups: each contains the paths of one link that are in the best state among them.
-    pub(super) fn set(&mut self, members: impl Iterator<Item = Member>) {
+    pub(super) fn set(&mut self, candidates: impl Iterator<Item = GroupCandidate>) {
         let mut all: Vec<(u32, PathState, PathId)> =
-            members.map(|member| (member.link_key, member.state, member.id)).collect();
+            candidates.map(|path| (path.link_key, path.state, path.id)).collect();
         all.sort_unstable();
         self.groups.clear();
         for link in all.chunk_by(|(a, ..), (b, ..)| a == b) {
@@ -65,12 +65,12 @@ mod tests {
 
     fn groups(members: &[(u32, PathState, u32)]) -> PathGroups {
         let mut groups = PathGroups::default();
-        let member = |(link_key, state, id): &(u32, PathState, u32)| Member {
+        let candidate = |(link_key, state, id): &(u32, PathState, u32)| GroupCandidate {
             link_key: *link_key,
             state: *state,
             id: PathId(*id),
         };
-        groups.set(members.iter().map(member));
+        groups.set(members.iter().map(candidate));
         groups
     }
 

@@ -14,7 +14,7 @@ use mpvpn_types::{
 
 use super::{
     MultipathConnection, Role,
-    groups::Member,
+    groups::GroupCandidate,
     log_context::{enter_connection, enter_path},
     measurement_timer::Task,
     path::PathEntry,
@@ -191,7 +191,7 @@ impl MultipathConnection {
     /// that each flow can stay on one path.
     fn form_groups(&mut self, connection: &mut Connection) {
         let (role, ordered) = (self.role, self.recovery.sequencer.is_some());
-        self.groups.set(self.paths.iter().map(|(id, path)| Member {
+        self.groups.set(self.paths.iter().map(|(id, path)| GroupCandidate {
             link_key: if ordered { path.link_key(role, id) } else { id.0 },
             state: path.usage.state(),
             id,
