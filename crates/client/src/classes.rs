@@ -67,7 +67,7 @@ impl Classes {
         let Some(class) = self.list.iter().find(|class| class.id == id.class()) else { return policy };
         let fits = |patterns: &[String]| patterns.iter().any(|pattern| is_match(pattern, name));
         let wanted = class.prefer.is_empty() || fits(&class.prefer);
-        let is_unused = !id.is_tcp() && id.path_index() >= policies.pipes(name).used;
+        let is_unused = !id.is_tcp() && id.path_index() >= policies.path_count(name).used;
         let tier = match policy.tier {
             _ if fits(&class.exclude) || !class.only.is_empty() && !fits(&class.only) => Tier::Never,
             Tier::Primary | Tier::Overflow if !wanted || is_unused => Tier::Backup,

@@ -178,27 +178,27 @@ impl DataPlane {
                     self.connections.link_up(now, id, entry);
                 }
                 TransportChange::Down(id) => self.connections.link_down(now, id),
-                TransportChange::Removed(id) => self.remove_pipe(now, id),
+                TransportChange::Removed(id) => self.remove_path(now, id),
             }
         }
     }
 
-    /// Sets the policies of all pipes for which `which` is true.
+    /// Sets the policies of all paths for which `which` is true.
     fn apply_link_policies(&mut self, now: Instant, which: impl Fn(LinkId) -> bool) {
         let links = &self.sockets.links;
-        for (id, link) in links.links.iter().filter(|(id, _)| which(**id) && links.has_pipe(**id)) {
+        for (id, link) in links.links.iter().filter(|(id, _)| which(**id) && links.has_path(**id)) {
             self.connections.set_link(now, *id, self.policy(*id, &link.name));
         }
     }
 
-    /// The policy of one pipe.
+    /// The policy of one path.
     fn policy(&self, id: LinkId, name: &str) -> LinkPolicy {
         let policy = self.classes.policy(id, name, &self.policies);
         self.transports.policy(id, policy, self.policies.transport(name))
     }
 
-    /// Removes a pipe from the tunnel.
-    fn remove_pipe(&mut self, now: Instant, id: LinkId) {
+    /// Removes a path from the tunnel.
+    fn remove_path(&mut self, now: Instant, id: LinkId) {
         self.connections.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
         self.connections.link_down(now, id);
     }
@@ -286,7 +286,7 @@ impl DataPlane {
                     }
                     self.connections.link_down(now, id);
                 }
-                LinkChange::Gone(id) => self.remove_pipe(now, id),
+                LinkChange::Gone(id) => self.remove_path(now, id),
             }
         }
         Ok(())

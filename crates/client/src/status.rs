@@ -124,7 +124,9 @@ pub(crate) fn client_status(
                 continue;
             }
             path_status.pipe = several.then_some(id.path_index());
-            if id.path_index() >= policies.pipes(&link.name).used && path_status.state == PathState::Standby {
+            if id.path_index() >= policies.path_count(&link.name).used
+                && path_status.state == PathState::Standby
+            {
                 path_status.reason = "a pipe that is not used now".to_owned();
             }
             status.paths.push(path_status);

@@ -56,7 +56,7 @@ struct LinkTransport {
     attempt: Option<(u64, TcpConnection)>,
     established: Option<EstablishedConnection>,
     /// The paths inside the TCP connection, in the order of its sockets.
-    pipes: Vec<LinkId>,
+    paths: Vec<LinkId>,
     sockets: LoopbackSockets,
     /// Whether the tunnel knows that the TCP paths are up.
     is_reported_up: bool,
@@ -95,7 +95,7 @@ impl LinkTransport {
             connection: None,
             attempt: None,
             established: None,
-            pipes: Vec::new(),
+            paths: Vec::new(),
             sockets: LoopbackSockets::default(),
             is_reported_up: false,
             failures: 0,
@@ -131,18 +131,18 @@ impl LinkTransport {
         match &self.established {
             Some(established) if up && !self.is_reported_up => {
                 self.is_reported_up = true;
-                let entries = self.pipes.iter().copied().zip(established.loopback_addrs.iter().copied());
-                let up = |(pipe, entry)| {
-                    links.set_tcp_entry(pipe, Some(entry));
-                    TransportChange::Up(pipe, entry)
+                let entries = self.paths.iter().copied().zip(established.loopback_addrs.iter().copied());
+                let up = |(path, entry)| {
+                    links.set_tcp_entry(path, Some(entry));
+                    TransportChange::Up(path, entry)
                 };
                 entries.map(up).collect()
             }
             established if self.is_reported_up && !(up && established.is_some()) => {
                 self.is_reported_up = false;
-                let pipes: Vec<LinkId> = links.tcp_pipes(id).collect();
-                pipes.iter().for_each(|pipe| links.set_tcp_entry(*pipe, None));
-                pipes.into_iter().map(TransportChange::Down).collect()
+                let paths: Vec<LinkId> = links.tcp_paths(id).collect();
+                paths.iter().for_each(|path| links.set_tcp_entry(*path, None));
+                paths.into_iter().map(TransportChange::Down).collect()
             }
             _ => Vec::new(),
         }
@@ -337,7 +337,7 @@ impl LinkTransports {
             sockets: Arc::clone(&transport.sockets),
             failures: transport.failures,
         };
-        transport.pipes = sockets.into_iter().map(|(id, _)| id).collect();
+        transport.paths = sockets.into_iter().map(|(id, _)| id).collect();
         let (event_sender, wake) = (self.event_sender.clone(), self.wake.clone());
         let event_sender = move |connection_event| {
             // A data plane that has ended needs no events.

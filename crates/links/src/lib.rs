@@ -216,8 +216,8 @@ impl Links {
         self.links.iter().map(|(id, link)| (*id, link)).take_while(|(id, _)| id.0 < LinkId::MAX_UPLINKS)
     }
 
-    /// Whether a link still has this pipe.
-    pub fn has_pipe(&self, id: LinkId) -> bool {
+    /// Whether a link still has this path.
+    pub fn has_path(&self, id: LinkId) -> bool {
         self.links.get(&id.uplink()).is_some_and(|link| id.path_index() < link.pipes || id.is_tcp())
     }
 
@@ -289,34 +289,34 @@ impl Links {
                 self.source.flush_unresolved_neighbours(index);
             }
             changes.extend(change);
-            self.apply_pipe_count(id, policies);
+            self.apply_path_count(id, policies);
         }
-        let is_pipe = |id: &LinkId| *id != id.uplink() && !id.is_tcp();
-        let pipes: Vec<LinkId> = self.links.keys().copied().filter(is_pipe).collect();
-        for id in pipes {
-            changes.extend(match self.has_pipe(id) {
+        let is_further_path = |id: &LinkId| *id != id.uplink() && !id.is_tcp();
+        let further: Vec<LinkId> = self.links.keys().copied().filter(is_further_path).collect();
+        for id in further {
+            changes.extend(match self.has_path(id) {
                 true => self.update_link(id, &snapshot, poller, policies),
-                false => self.close_pipe(id),
+                false => self.close_path(id),
             });
         }
         Ok(changes)
     }
 
-    /// Adds the sockets for a link's number of pipes, once the link has an address.
-    fn apply_pipe_count(&mut self, id: LinkId, policies: &LinkPolicies) {
+    /// Adds the sockets for a link's number of paths, once the link has an address.
+    fn apply_path_count(&mut self, id: LinkId, policies: &LinkPolicies) {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
-        link.pipes = policies.pipes(&link.name).open;
+        link.pipes = policies.path_count(&link.name).open;
         let (name, count) = (link.name.clone(), link.pipes);
-        let pipes = (1..count).map(|pipe| id.with_path_index(pipe));
-        let all = pipes.flat_map(|pipe| self.classes.iter().map(move |class| pipe.with_class(class.id)));
-        for pipe in all.collect::<Vec<_>>() {
-            if !self.links.contains_key(&pipe) {
-                self.insert(pipe, &name, count);
+        let further = (1..count).map(|index| id.with_path_index(index));
+        let all = further.flat_map(|path| self.classes.iter().map(move |class| path.with_class(class.id)));
+        for path in all.collect::<Vec<_>>() {
+            if !self.links.contains_key(&path) {
+                self.insert(path, &name, count);
             }
         }
     }
 
-    fn close_pipe(&mut self, id: LinkId) -> Option<LinkChange> {
+    fn close_path(&mut self, id: LinkId) -> Option<LinkChange> {
         let link = self.links.get_mut(&id)?;
         link.socket = None;
         link.remote.take().map(|_| LinkChange::Gone(id))

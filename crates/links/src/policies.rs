@@ -73,8 +73,8 @@ impl LinkPolicies {
         before != spent
     }
 
-    /// How many pipes a link has.
-    pub fn pipes(&self, name: &str) -> PathCount {
+    /// How many paths a link has.
+    pub fn path_count(&self, name: &str) -> PathCount {
         match self.configured_pipes(name) {
             Pipes::Count(count) => PathCount::all(count.clamp(1, Pipes::MAX)),
             Pipes::Auto => self.auto_pipes.get(name).copied().unwrap_or(PathCount::all(1)),

@@ -64,13 +64,13 @@ impl Links {
 
     /// Closes a link's loopback sockets; returns the removed paths.
     pub fn close_tcp_sockets(&mut self, uplink: LinkId) -> Vec<LinkId> {
-        let closed: Vec<LinkId> = self.tcp_pipes(uplink).collect();
+        let closed: Vec<LinkId> = self.tcp_paths(uplink).collect();
         self.links.retain(|id, _| !closed.contains(id));
         closed
     }
 
     /// A link's paths inside TCP.
-    pub fn tcp_pipes(&self, uplink: LinkId) -> impl Iterator<Item = LinkId> {
+    pub fn tcp_paths(&self, uplink: LinkId) -> impl Iterator<Item = LinkId> {
         self.links.keys().copied().filter(move |id| id.is_tcp() && id.uplink() == uplink)
     }
 }
