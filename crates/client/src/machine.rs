@@ -16,11 +16,12 @@ use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
     dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
     firewall::{MarkBits, PacketMatch},
+    netlink::Interface,
     tunnel_net::{
         self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
         InboundNet, ShareNet, ShareSource,
     },
-    undo::{self, CLASS_MARKS, INSTANCE_NUMBERS, Interface},
+    undo::{self, CLASS_MARKS, INSTANCE_NUMBERS},
 };
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
 use mpvpn_status::{KillSwitchState, events::EventSender};

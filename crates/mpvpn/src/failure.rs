@@ -148,7 +148,7 @@ mod tests {
         let refused = RunError::examples().into_iter().filter(|error| error.to_string().contains("401"));
         assert!(refused.count() > 0, "a refused token is among the examples");
         for error in RunError::examples() {
-            let failure = Failure::from_error("the client ended", &error, READ_THE_LOG);
+            let failure = Failure::of(&error, READ_THE_LOG);
             assert_eq!(failure.exit_code, 1, "{error}");
         }
     }

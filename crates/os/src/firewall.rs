@@ -7,6 +7,7 @@
 //! forwarding from and to the TUN device.
 
 mod client_filter;
+mod inbound;
 mod marking;
 pub(crate) mod script;
 
@@ -23,7 +24,7 @@ use crate::{
     helper,
     kill_switch::{self, Exceptions},
     program::{self, Ended},
-    tunnel_net::inbound::{self, Connection},
+    tunnel_net::tcp_sockets::Connection,
 };
 use script::{any_of, hook_chain, protocol_of, quoted};
 
@@ -282,7 +283,7 @@ fn refused(table: &str, message: String) -> OsError {
     OsError::Nft { table: table.to_owned(), message }
 }
 
-/// What nft printed, or what it complained about.
+/// The output of nft, or its complaint.
 fn printed(ended: Ended) -> Result<Result<String, String>, OsError> {
     match ended {
         Ended::Well(printed) => Ok(Ok(printed)),

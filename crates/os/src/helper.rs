@@ -1,10 +1,10 @@
 //! The helper: a small process that does what the confined one may not. It changes the firewall and the name
 //! servers, and reads files that it was told at its start, whoever owns them.
 //!
-//! In: a task. Out: its result. Always holds: a task is one of a few kinds, has a bounded size, and consists of
-//! facts that are checked like those of a stranger; the helper changes tables of mpvpn and the one file with
-//! the name servers only, reads no other files, and ends with the process that started it. Where no helper was
-//! started, tasks are done here.
+//! In: a task. Out: its result. Always holds: a task is one of a few kinds, has a bounded size, and consists
+//! of facts that are checked like those of a stranger; the helper changes tables of mpvpn and the one file
+//! with the name servers only, reads no other files, and ends with the process that started it. Where no
+//! helper was started, tasks are done here.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -43,8 +43,8 @@ pub const COMMAND: &str = "helper";
 /// The connection to the helper, if one was started.
 static HELPER: OnceLock<Mutex<UnixStream>> = OnceLock::new();
 
-/// A task of a helper: facts only. Neither a path, a text of a file nor an argument of a program is among them,
-/// but the file to read, which is one of those that the helper was started for.
+/// A task of a helper: facts only. Neither a path, a text of a file nor an argument of a program is among
+/// them, but the file to read, which is one of those that the helper was started for.
 #[derive(Debug, Serialize, Deserialize)]
 enum Task {
     Firewall(firewall::Change),
@@ -181,7 +181,7 @@ fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
     if !readable.contains(&path) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    // Whoever owns the folder could put a link to a file of root there.
+    // The owner of the folder could put a link to a file of root there.
     let is_of_root = path.parent().map(fs::metadata).is_some_and(|found| found.is_ok_and(|it| it.uid() == 0));
     let flags = if is_of_root { 0 } else { libc::O_NOFOLLOW };
     let file = OpenOptions::new().read(true).custom_flags(flags | libc::O_NONBLOCK).open(path)?;

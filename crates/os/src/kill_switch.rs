@@ -16,17 +16,12 @@ mod monitor;
 mod record;
 mod table;
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
-
 pub use monitor::TableMonitor;
-pub use table::TABLE;
 pub(crate) use table::script;
+pub use table::{Exceptions, TABLE};
 
 use crate::{
     error::OsError,
@@ -35,24 +30,6 @@ use crate::{
     tunnel_net::is_private,
     undo::{file_name, namespace_folder},
 };
-
-/// Packets that one client lets past its tunnel.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exceptions {
-    /// TUN devices: packets may enter the tunnel by them.
-    pub devices: Vec<String>,
-    /// Firewall mark of the client's own packets.
-    pub mark: u32,
-    /// Where packets with this mark may go, by UDP and TCP: servers, their proxies, and resolvers of the
-    /// links.
-    pub remotes: Vec<SocketAddr>,
-    /// Networks that may be reached past the tunnel, except ports 53 (DNS) and 853 (DNS over TLS and QUIC).
-    /// With several clients, a network passes only if each of them names it.
-    pub lan: Vec<IpNet>,
-    /// It blocks for an instance that may not run, and says nothing about networks.
-    #[serde(default)]
-    pub is_hold: bool,
-}
 
 /// The end of the names of records that are holds. Names of instances have no dot there.
 const HOLD_SUFFIX: &str = ".hold";

@@ -40,8 +40,8 @@ pub fn is_root_at_folder_of_other(folder: &Path) -> bool {
     geteuid().is_root() && fs::metadata(folder).is_ok_and(|found| found.uid() != 0)
 }
 
-/// Leaves root for the owner and group of `folder`, for ever; of all capabilities CAP_NET_ADMIN stays. Counts for
-/// the calling thread and those that it starts.
+/// Leaves root for the owner and group of `folder`, for ever; of all capabilities CAP_NET_ADMIN stays. Counts
+/// for the calling thread and those that it starts.
 ///
 /// # Errors
 /// If the folder is not there, or the kernel refuses.

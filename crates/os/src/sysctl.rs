@@ -1,8 +1,8 @@
 //! Kernel parameters of the network, under `/proc/sys/net` (sysctl(8)).
 //!
 //! In: keys written as paths (`net/ipv4/ip_forward`), because interface names may contain dots. Out: values
-//! without their newline. Always holds: parameters are those of the network namespace of the calling thread; no
-//! key leads out of `/proc/sys/net`.
+//! without their newline. Always holds: parameters are those of the network namespace of the calling thread;
+//! no key leads out of `/proc/sys/net`.
 
 use std::{fs, io, path::PathBuf};
 
@@ -14,7 +14,8 @@ pub fn read(key: &str) -> Result<String, OsError> {
     value.map(|text| text.trim().to_owned()).map_err(|e| OsError::kernel("read the setting", key, e))
 }
 
-/// Writes a parameter. Without the journal (`UndoJournal::set_sysctl`) only where it vanishes with its interface.
+/// Writes a parameter. Without the journal (`UndoJournal::set_sysctl`) only where it vanishes with its
+/// interface.
 pub fn write(key: &str, value: &str) -> Result<(), OsError> {
     path(key)
         .and_then(|path| fs::write(path, value))

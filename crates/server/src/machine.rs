@@ -7,8 +7,8 @@ use mpvpn_error::RunError;
 use mpvpn_os::{
     OsError, Tun, TunConfig, UndoJournal,
     firewall::Profile,
+    netlink::Interface,
     tunnel_net::{Nat, PacketAccess, ServerNet, ServerNetConfig},
-    undo::Interface,
 };
 use mpvpn_packet::public::machine_only_networks;
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};

@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn a_server_that_somebody_made_without_isolation_keeps_its_file_and_is_told() {
-        let machine = Machine { file: Some("listen = \"0.0.0.0:443\"\n".into()), ..vps() };
+        let machine = MachineFacts { file: Some("listen = \"0.0.0.0:443\"\n".into()), ..vps() };
         let plan = plan_server(&machine, &wishes()).unwrap();
         assert!(texts(&plan).iter().all(|step| !step.starts_with("write")), "{plan:?}");
         let found = plan.found.join("\n");

@@ -57,7 +57,11 @@ word_enum! {
 
 /// The name of a client at a server.
 #[derive(Clone, Debug, Default, Display, PartialEq, Eq, JsonSchema, Serialize)]
-#[display("{}{}", if user.is_empty() { "a client" } else { user.as_str() }, prefixed(" (", address.map(|address| format!("{address})"))))]
+#[display(
+    "{}{}",
+    if user.is_empty() { "a client" } else { user.as_str() },
+    prefixed(" (", address.map(|address| format!("{address})")))
+)]
 pub struct ClientName {
     /// The user.
     pub user: ShortText,

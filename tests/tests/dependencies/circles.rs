@@ -1,10 +1,11 @@
 //! Checks that few files of a crate use each other in circles: a file of a circle is understood only with all
 //! others of it.
 //!
-//! In: the Rust files of each crate, without tests. A file uses another if its code has a path, or a name that
-//! `use` binds, that leads to an item defined there. Re-exports are followed to the file that defines the item;
-//! neither they nor `mod` are uses of their own. No use is counted of a file's own parents: `connection/send.rs`
-//! is a part of `connection.rs`, of whose types it has methods. Methods have no path, and are not followed.
+//! In: the Rust files of each crate, without tests. A file uses another if its code has a path, or a name
+//! that `use` binds, that leads to an item defined there. Re-exports are followed to the file that defines
+//! the item; neither they nor `mod` are uses of their own. No use is counted of a file's own parents:
+//! `connection/send.rs` is a part of `connection.rs`, of whose types it has methods. Methods have no path,
+//! and are not followed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,8 +15,8 @@ use std::{
 
 use super::{members, rust_below};
 
-/// The maximum number of files in a circle: a reader holds about seven things in mind (Miller 1956). Fewer: more
-/// items apart from their subject; more: files that cannot be read, tested or moved alone.
+/// The maximum number of files in a circle: a reader holds about seven things in mind (Miller 1956). Fewer:
+/// more items apart from their subject; more: files that cannot be read, tested or moved alone.
 const MAX_FILES: usize = 8;
 
 #[test]

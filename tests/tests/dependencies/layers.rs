@@ -1,8 +1,8 @@
-//! Checks that crates build on one another as the tables of `docs/architecture.md` say: the pure crates first,
-//! in the order in which a packet meets them, then the edge.
+//! Checks that crates build on one another as the tables of `docs/architecture.md` say: the pure crates
+//! first, in the order in which a packet meets them, then the edge.
 //!
-//! In: the tables, the manifests. Out: differences. A crate may use the crates that its row names, which stand
-//! above it, and those that they may use; so a pure crate uses only pure ones. Crates for tests alone
+//! In: the tables, the manifests. Out: differences. A crate may use the crates that its row names, which
+//! stand above it, and those that they may use; so a pure crate uses only pure ones. Crates for tests alone
 //! (`[dev-dependencies]`) are not checked.
 
 use std::{
@@ -60,7 +60,7 @@ fn a_crate_that_uses_one_beside_its_row_is_found() {
 /// The breaches of the tables of the page.
 fn differences(page: &str, used: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let mut wrong = Vec::new();
-    // What each crate may use, with what those may use.
+    // The crates that each crate may use, and those that these may use.
     let mut reach: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in page.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = line.split(" | ").collect();

@@ -91,10 +91,8 @@ impl ClientFilter {
     pub(super) fn script(&self, sessions: &[Session]) -> String {
         // No errors about packets to several hosts (RFC 1122, section 3.2.2).
         let refuse = ["jump unguarded", "fib daddr type { broadcast, multicast } drop", REJECT];
-        let mut objects = vec![
-            chain(UNGUARDED_CHAIN, self.unguarded_rules()),
-            chain("default", refuse.map(str::to_owned)),
-        ];
+        let mut objects =
+            vec![chain(UNGUARDED_CHAIN, self.unguarded_rules()), chain("default", refuse.map(str::to_owned))];
         let no_rules = Profile::new();
         let first = self.profiles.first().unwrap_or(&no_rules);
         for (number, profile) in std::iter::once(first).chain(self.profiles.iter().skip(1)).enumerate() {

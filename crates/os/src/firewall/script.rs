@@ -1,7 +1,7 @@
 //! Text of scripts of nft (nft(8)), for tables of the family `inet`.
 //!
-//! Numbers stand for protocols, because nft looks names up in /etc/protocols, which small systems do not have:
-//! TCP 6, UDP 17, ICMP 1, ICMPv6 58 (IANA, Assigned Internet Protocol Numbers).
+//! Numbers stand for protocols, because nft looks names up in /etc/protocols, which small systems do not
+//! have: TCP 6, UDP 17, ICMP 1, ICMPv6 58 (IANA, Assigned Internet Protocol Numbers).
 
 use std::{fmt::Display, iter::once};
 
@@ -22,8 +22,8 @@ pub(crate) fn replacement(table: &str, objects: &[String]) -> String {
     format!("{}table inet {table} {{\n{}}}\n", removal(table), objects.concat())
 }
 
-/// A chain at a hook of netfilter, with its rules; `kind` is `filter`, `nat`, or `route` to route packets again
-/// after a change of their mark.
+/// A chain at a hook of netfilter, with its rules; `kind` is `filter`, `nat`, or `route` to route packets
+/// again after a change of their mark.
 pub(crate) fn hook_chain(
     (name, kind, hook): (&str, &str, &str),
     priority: i32,

@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Exceptions;
 use crate::{
     firewall::{
         MarkBits,
@@ -28,6 +28,24 @@ const DNS_PORTS: [u16; 2] = [53, 853];
 /// Router and neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810), without
 /// which the links themselves do not work. No router forwards these packets.
 const ICMPV6_TYPES: [u8; 8] = [130, 131, 132, 133, 134, 135, 136, 143];
+
+/// Packets that one client lets past its tunnel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exceptions {
+    /// TUN devices: packets may enter the tunnel by them.
+    pub devices: Vec<String>,
+    /// Firewall mark of the client's own packets.
+    pub mark: u32,
+    /// Where packets with this mark may go, by UDP and TCP: servers, their proxies, and resolvers of the
+    /// links.
+    pub remotes: Vec<SocketAddr>,
+    /// Networks that may be reached past the tunnel, except ports 53 (DNS) and 853 (DNS over TLS and QUIC).
+    /// With several clients, a network passes only if each of them names it.
+    pub lan: Vec<IpNet>,
+    /// It blocks for an instance that may not run, and says nothing about networks.
+    #[serde(default)]
+    pub is_hold: bool,
+}
 
 /// A script that replaces the table; without exceptions it is removed.
 pub(crate) fn script(clients: &[Exceptions]) -> String {

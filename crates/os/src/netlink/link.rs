@@ -4,6 +4,7 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{InfoData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo as InfoAttribute, LinkMessage},
 };
+use serde::{Deserialize, Serialize};
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,22 @@ pub struct LinkInfo {
     pub parent: Option<u32>,
     /// The VLAN ID (IEEE 802.1Q) of a VLAN interface.
     pub vlan: Option<u16>,
+}
+
+/// An interface, identified by index and name together: a later interface with the same name is another one,
+/// and its addresses and routes are not reverted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Interface {
+    /// The interface index.
+    pub index: u32,
+    /// The interface name.
+    pub name: String,
+}
+
+impl Interface {
+    pub(crate) fn is_one_of(&self, links: &[LinkInfo]) -> bool {
+        links.iter().any(|link| link.index == self.index && link.name == self.name)
+    }
 }
 
 pub(super) fn list_request() -> RouteNetlinkMessage {

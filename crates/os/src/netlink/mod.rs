@@ -14,7 +14,7 @@ mod socket;
 
 pub use address::AddressInfo;
 use ipnet::IpNet;
-pub use link::LinkInfo;
+pub use link::{Interface, LinkInfo};
 pub use monitor::{Event, Monitor};
 use neighbour::UnresolvedNeighbour;
 use netlink_packet_route::AddressFamily;

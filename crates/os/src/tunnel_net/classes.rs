@@ -24,9 +24,9 @@ use super::{
 use crate::{
     error::OsError,
     firewall::{AddressGuard, Exit, MarkRule, Masquerade, Origin, PacketMatch, Rules},
-    netlink::{Family, LinkInfo, Netlink, Route, Rule},
+    netlink::{Family, Interface, LinkInfo, Netlink, Route, Rule},
     sysctl,
-    undo::{Interface, Step, UndoJournal},
+    undo::{Step, UndoJournal},
 };
 
 /// The TUN device of a class.
@@ -36,8 +36,8 @@ pub struct ClassTun {
     pub interface: Interface,
     /// The number of the device: that of its class, 0 to 14.
     pub number: u8,
-    /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](crate::undo::CLASS_MARKS); `None`
-    /// if no rule steers packets there.
+    /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](crate::undo::CLASS_MARKS);
+    /// `None` if no rule steers packets there.
     pub mark: Option<u8>,
 }
 

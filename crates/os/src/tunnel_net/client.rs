@@ -40,9 +40,9 @@ use super::{
 use crate::{
     error::OsError,
     firewall::{AddressGuard, Rules},
-    netlink::{Family, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
+    netlink::{Family, Interface, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
     sysctl,
-    undo::{Interface, Step, UndoJournal},
+    undo::{Step, UndoJournal},
 };
 
 /// The smallest MTU of a link that carries IPv6, in bytes (RFC 8200, section 5).

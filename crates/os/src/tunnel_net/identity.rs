@@ -7,7 +7,7 @@
 
 use ipnet::IpNet;
 
-use crate::{firewall::MarkBits, undo::Interface};
+use crate::{firewall::MarkBits, netlink::Interface};
 
 /// "mp" in ASCII: any number that other programs do not use. It is the low half of marks and tables, and the
 /// first priority of rules, which have to be below 32766, that of the main table.
@@ -98,7 +98,7 @@ pub(crate) fn is_table_of_instance(table: u32) -> bool {
 }
 
 /// The mark of packets that leave by the link with this number of `LINK_NUMBERS`.
-pub(super) fn link_mark(link: u8) -> MarkBits {
+pub(crate) fn link_mark(link: u8) -> MarkBits {
     let value = MPVPN_ID | u32::from(link) << NUMBER_MASK.trailing_zeros();
     MarkBits { value, mask: OWN_PACKETS.mask | NUMBER_MASK }
 }

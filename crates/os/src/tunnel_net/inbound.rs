@@ -16,27 +16,20 @@
 //! with a local port that it listens at are read from `/proc` and marked by their addresses and ports;
 //! forwarded ones if destination NAT was applied to them.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::collections::BTreeMap;
 
-pub(crate) use super::tcp_sockets::Connection;
 use super::{
-    AppliedSteps, ClientNetConfig, LINK_BIT, NUMBER_MASK, OWN_PACKETS, family_of,
+    AppliedSteps, ClientNetConfig, family_of,
     identity::{Layer, is_table_of_instance, link_mark},
     loosen_reverse_path_filter, tcp_sockets,
 };
 use crate::{
     error::OsError,
-    firewall::{
-        self, Change, Rules,
-        script::{any_of, hook_chain, quoted, replacement, set},
-    },
-    netlink::{Family, LinkInfo, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
-    undo::{Interface, LINK_NUMBERS, Step, UndoJournal},
+    firewall::{self, Change, Rules},
+    netlink::{Family, Interface, LinkInfo, MAIN_TABLE, Netlink, Route, RouteKind, Rule},
+    undo::{LINK_NUMBERS, Step, UndoJournal},
 };
 
-/// Priority of the chains: behind `mangle` of nft(8) (-150), so that the marks of other programs count, and
-/// before steering into the devices of classes (-140).
-const PRIORITY: i32 = -145;
 /// Older connections that are marked, at most. Each takes some 200 bytes in the kernel; those beyond are cut
 /// as they were without this table. A server that is a client at the same time has some ten thousand.
 const MAX_OLDER_CONNECTIONS: usize = 32_768;
@@ -144,7 +137,7 @@ impl InboundNet {
         let addresses = self.netlink_addresses(links)?;
         let older = tcp_sockets::inbound_connections();
         let of_links = older.into_iter().filter_map(|it| Some((*addresses.get(&it.local.ip())?, it)));
-        let mut older: Vec<(u8, Connection)> = of_links.collect();
+        let mut older: Vec<(u8, tcp_sockets::Connection)> = of_links.collect();
         if older.len() > MAX_OLDER_CONNECTIONS {
             tracing::warn!(
                 connections = older.len(),
@@ -171,60 +164,6 @@ impl InboundNet {
         let addresses = netlink.addresses()?;
         Ok(addresses.iter().filter_map(|info| Some((info.address.addr(), number(info.index)?))).collect())
     }
-}
-
-pub(crate) fn script(table: &str, links: &BTreeMap<String, u8>) -> String {
-    let mut sets = Vec::new();
-    let mut incoming = Vec::new();
-    let mut outgoing = Vec::new();
-    let (others, own) = (format!("{:#x}", !NUMBER_MASK), OWN_PACKETS.value);
-    let restore = format!(
-        "ct mark & {LINK_BIT:#x} == {LINK_BIT:#x} meta mark 0 meta mark set ct mark & {NUMBER_MASK:#x} | {own:#x}"
-    );
-    for (link, number) in links {
-        let bits = u32::from(*number) << NUMBER_MASK.trailing_zeros();
-        let unmarked =
-            format!("iifname {} ct direction original ct mark & {NUMBER_MASK:#x} == 0", quoted(link));
-        for is_first in [
-            "ct state == new meta l4proto != 6",
-            "ct state == new tcp flags & (fin | syn | rst | ack) == syn",
-            "ct status dnat",
-        ] {
-            incoming.push(format!("{unmarked} {is_first} ct mark set ct mark & {others} | {bits:#x}"));
-        }
-        for (protocol, address) in [("ip", "ipv4_addr"), ("ip6", "ipv6_addr")] {
-            let name = set_name(protocol == "ip", *number);
-            let kind = format!("{address} . inet_service . {address} . inet_service");
-            sets.push(set::<String>(("set", &name, &kind), &[]));
-            let key = format!("{protocol} saddr . tcp sport . {protocol} daddr . tcp dport");
-            let mark = link_mark(*number).value;
-            outgoing.push(format!("meta mark 0 {key} @{name} meta mark set {mark:#x} accept"));
-        }
-    }
-    if !links.is_empty() {
-        let links = any_of(links.keys().map(|link| quoted(link)));
-        incoming.push(format!("iifname != {links} ct direction reply {restore}"));
-    }
-    outgoing.push(restore);
-    sets.push(hook_chain(("prerouting", "filter", "prerouting"), PRIORITY, "accept", incoming));
-    sets.push(hook_chain(("output", "route", "output"), PRIORITY, "accept", outgoing));
-    replacement(table, &sets)
-}
-
-/// A script that adds older connections, each with the number of its link, to the sets.
-pub(crate) fn elements(table: &str, older: &[(u8, Connection)]) -> String {
-    let mut sets: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (number, Connection { local, remote }) in older {
-        let ends = [local, remote].map(|socket: &SocketAddr| format!("{} . {}", socket.ip(), socket.port()));
-        sets.entry(set_name(local.is_ipv4(), *number)).or_default().push(ends.join(" . "));
-    }
-    let add = |(name, list)| format!("add element inet {table} {name} {}\n", any_of::<String>(list));
-    sets.into_iter().map(add).collect()
-}
-
-/// The set of older connections of a link.
-fn set_name(is_v4: bool, link: u8) -> String {
-    format!("older{}_{link}", if is_v4 { 4 } else { 6 })
 }
 
 #[cfg(test)]

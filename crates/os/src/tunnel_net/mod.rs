@@ -9,7 +9,7 @@
 mod classes;
 mod client;
 mod identity;
-pub(crate) mod inbound;
+mod inbound;
 mod kept_networks;
 mod server;
 mod share;
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 pub use classes::{ClassNet, ClassSteering, ClassTun, DeviceAddresses};
 pub use client::{ClientNet, ClientNetState, Routes};
 pub use identity::ClientNetConfig;
-pub(crate) use identity::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, is_table_of_instance};
+pub(crate) use identity::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, is_table_of_instance, link_mark};
 pub use inbound::InboundNet;
 pub use kept_networks::is_private;
 pub use server::{Nat, PacketAccess, ServerNet, ServerNetConfig, first_address};

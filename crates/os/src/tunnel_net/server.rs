@@ -7,8 +7,9 @@ use super::{AppliedSteps, Families, enable_forwarding, prepare_device};
 use crate::{
     error::OsError,
     firewall::{ClientFilter, Exit, Masquerade, Origin, Profile, Rules, SessionProfiles},
+    netlink::Interface,
     netlink::Netlink,
-    undo::{Interface, Step, UndoJournal},
+    undo::{Step, UndoJournal},
 };
 
 /// The configuration that a server needs.

@@ -17,8 +17,8 @@ const LISTEN: u8 = 10;
 /// The two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Connection {
-    pub(super) local: SocketAddr,
-    pub(super) remote: SocketAddr,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
 }
 
 /// Connections at a local address and port that a socket listens at: others have made them. Empty if the

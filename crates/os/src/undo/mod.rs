@@ -32,7 +32,7 @@ use numbers::TakenNumber;
 pub use numbers::{CLASS_MARKS, INSTANCE_NUMBERS, LINK_NUMBERS, NumberPool};
 pub(crate) use owners::{Owners, original};
 use serde::{Deserialize, Serialize};
-pub use step::{Interface, Step};
+pub use step::Step;
 
 use crate::{error::OsError, netlink::Netlink, sysctl};
 

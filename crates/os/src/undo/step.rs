@@ -8,25 +8,9 @@ use crate::{
     dns,
     error::{OsError, ignore_gone},
     firewall,
-    netlink::{LinkInfo, Netlink, Route, Rule},
+    netlink::{Interface, LinkInfo, Netlink, Route, Rule},
     sysctl,
 };
-
-/// An interface, identified by index and name together: a later interface with the same name is another one,
-/// and its addresses and routes are not reverted.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Interface {
-    /// The interface index.
-    pub index: u32,
-    /// The interface name.
-    pub name: String,
-}
-
-impl Interface {
-    fn is_one_of(&self, links: &[LinkInfo]) -> bool {
-        links.iter().any(|link| link.index == self.index && link.name == self.name)
-    }
-}
 
 /// One change of the system. Journals on disk have the names of the variants and fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -11,10 +11,10 @@ use ipnet::IpNet;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
     firewall::{FilterRule, SessionProfiles},
+    netlink::Interface,
     sysctl,
     tun::{READ_BUFFER_LEN, VNET_HEADER_LEN},
     tunnel_net::{Nat, PacketAccess, ServerNet, ServerNetConfig},
-    undo::Interface,
 };
 use mpvpn_packets::Packet;
 

@@ -13,14 +13,14 @@ use ipnet::IpNet;
 use mpvpn_os::{
     OsError, Tun, TunConfig, UndoJournal,
     firewall::{self, Exit, MarkBits, Masquerade, Origin, PacketMatch, Rules},
-    netlink::{Event, Family, MAIN_TABLE, Monitor, Netlink, Route, RouteKind, Rule},
+    netlink::{Event, Family, Interface, MAIN_TABLE, Monitor, Netlink, Route, RouteKind, Rule},
     poll::{Events, Interest, Poller},
     sysctl,
     tunnel_net::{
         ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses, Nat,
         PacketAccess, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
     },
-    undo::{Interface, Step},
+    undo::Step,
 };
 
 pub(crate) fn net(text: &str) -> IpNet {

@@ -70,8 +70,8 @@ fn scaled(value: f64, unit: &str) -> String {
 pub(super) fn milliseconds(time: u64) -> String {
     match time {
         ..1000 => format!("{time} ms"),
-        ..120_000 => format!("{:.1} s", time as f64 / 1e3),
-        ..7_200_000 => format!("{} min", time / 60_000),
+        1000..120_000 => format!("{:.1} s", time as f64 / 1e3),
+        120_000..7_200_000 => format!("{} min", time / 60_000),
         _ => format!("{} h", time / 3_600_000),
     }
 }
@@ -98,7 +98,7 @@ pub(super) fn shard_change(connected: bool, reason: &ShortText) -> String {
     }
 }
 
-/// What happens to the client of a state folder of which another machine has a copy.
+/// The effect on the client of a state folder of which another machine has a copy.
 pub(super) fn shared_secret(client: Option<&ClientName>, kept: bool) -> String {
     match (client, kept) {
         (Some(client), _) => format!(
