@@ -389,6 +389,7 @@ impl ServerSetup {
             false => (&self.over_udp, Some(self.limits)),
         }
     }
+
     /// Whether a client is behind one of this process's own sockets.
     pub(crate) fn is_own(&self, remote: SocketAddr) -> bool {
         self.own_sockets.as_ref().is_some_and(|own| own.contains(remote))
