@@ -86,7 +86,7 @@ mod tests {
     fn several_processes_with_the_name_are_listed() {
         let failure = select(sockets(&["client-a.sock", "server-a.sock"]), Some("a")).unwrap_err();
         assert_eq!(
-            failure.text(),
+            failure.about("cannot show the status").text(),
             "mpvpn: cannot show the status: several mpvpn processes run here\n  /run/mpvpn/client-a.sock\n  \
              /run/mpvpn/server-a.sock\n  next: choose one with --api-socket PATH"
         );

@@ -32,7 +32,7 @@ fn client(line: &str) -> ClientConfig {
 }
 
 fn refused(line: &str) -> String {
-    parse(line).unwrap_err().text()
+    parse(line).unwrap_err().about(SUMMARY).text()
 }
 
 #[test]
