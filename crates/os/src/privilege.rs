@@ -34,8 +34,8 @@ pub fn may_bind(port: u16) -> bool {
     port >= first || has_capability(CAP_NET_BIND_SERVICE)
 }
 
-/// Whether this is root, and `folder` belongs to another user: what is recorded there has no more rights than
-/// that user.
+/// Whether this process is root, and `folder` belongs to another user: a record there may ask for no more
+/// than that user may do.
 pub fn is_root_at_folder_of_other(folder: &Path) -> bool {
     geteuid().is_root() && fs::metadata(folder).is_ok_and(|found| found.uid() != 0)
 }

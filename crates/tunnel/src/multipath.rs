@@ -278,7 +278,7 @@ impl MultipathConnection {
             let _path = enter_path!(LIVENESS, self.log, id, path);
             path.liveness.on_carrier(now, up);
             self.timer.judge_soon();
-            // The peer must learn it before it sends more, and to send again what is in flight.
+            // The peer sends its packets in flight again, and no more of them into the link.
             if !up {
                 self.heartbeats.announce();
             }

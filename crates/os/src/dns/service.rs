@@ -133,8 +133,8 @@ fn serve_one(mut stream: UnixStream, resolv_conf: &Path, state: &Path) -> io::Re
     helper::send(&mut stream, &answer)
 }
 
-/// Does what is asked for. `resolv_conf`: [`RESOLV_CONF`] but in tests. `state`: the file with what was
-/// there before, in a folder of root.
+/// Carries out a request. `resolv_conf`: [`RESOLV_CONF`] but in tests. `state`: the file in which root
+/// keeps the previous content.
 fn perform(request: &Request, resolv_conf: &Path, state: &Path) -> Answer {
     let count = |servers: &[IpAddr]| match servers.len() {
         1..=MAX_NAME_SERVERS => Ok(()),

@@ -25,9 +25,6 @@ use crate::error::OsError;
 /// about the address that the client uses. It is `mangle` of nft(8).
 const PRIORITY: i32 = -150;
 
-/// The chain that accepts packets to all but the server's machine and blocked networks.
-const UNGUARDED_CHAIN: &str = "unguarded";
-
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FilterRule {
@@ -92,7 +89,7 @@ impl ClientFilter {
         // No errors about packets to several hosts (RFC 1122, section 3.2.2).
         let refuse = ["jump unguarded", "fib daddr type { broadcast, multicast } drop", REJECT];
         let mut objects =
-            vec![chain(UNGUARDED_CHAIN, self.unguarded_rules()), chain("default", refuse.map(str::to_owned))];
+            vec![chain("unguarded", self.unguarded_rules()), chain("default", refuse.map(str::to_owned))];
         let no_rules = Profile::new();
         let first = self.profiles.first().unwrap_or(&no_rules);
         for (number, profile) in std::iter::once(first).chain(self.profiles.iter().skip(1)).enumerate() {
