@@ -236,7 +236,7 @@ impl DataPlane {
     pub(super) fn transmit(&mut self, event_loop: &EventLoop, now: Instant) {
         self.sockets.transmit(&event_loop.poller, now, &mut self.connections);
         write_received_packets(event_loop, now, &mut self.connections, &mut self.devices);
-        while let Some(change) = self.connections.poll_change() {
+        while let Some(change) = self.connections.poll_change(now) {
             self.events.report_change(now, change, &self.sockets.links, &self.classes);
         }
     }

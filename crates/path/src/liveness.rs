@@ -11,6 +11,7 @@
 //! expected; without a carrier nothing is sent.
 
 mod awaited_ack;
+mod silences;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use derive_more::Display;
 use mpvpn_types::{Duration, Instant, target::LIVENESS};
 
 use awaited_ack::{AckTimeouts, AwaitedAck};
+use silences::RecentSilences;
 
 /// Intervals and limits of liveness.
 #[derive(Clone, Debug)]
@@ -163,6 +165,8 @@ pub enum LivenessChange {
 pub struct LivenessUpdate {
     /// Send a heartbeat on it.
     pub send_heartbeat: bool,
+    /// [`Liveness::is_heard`] has changed: report it to the peer at once.
+    pub report: bool,
     /// The path has just died, or is alive again.
     pub change: Option<LivenessChange>,
 }
@@ -185,6 +189,10 @@ pub struct Liveness {
     /// When something last arrived.
     last_arrival: Instant,
     last_heartbeat: Option<Instant>,
+    /// [`Self::is_heard`] at the last [`Self::poll`].
+    was_heard: bool,
+    /// The silences of the last seconds in which heartbeats were dense.
+    silences: RecentSilences,
     last_traffic: Option<Instant>,
     /// Until when heartbeats are dense because data moves at the peer.
     peer_traffic_until: Option<Instant>,
@@ -230,6 +238,8 @@ impl Liveness {
             last_received: now,
             last_arrival: now,
             last_heartbeat: None,
+            was_heard: true,
+            silences: RecentSilences::new(now),
             last_traffic: None,
             peer_traffic_until: None,
             dense_since: now,
@@ -307,6 +317,7 @@ impl Liveness {
     fn begin_dense(&mut self, now: Instant) {
         if !self.is_dense(now) {
             self.dense_since = now;
+            self.silences = RecentSilences::new(now);
             // Questions of the idle time were not repeated.
             self.awaited_ack.iter_mut().for_each(AwaitedAck::reset);
         }
@@ -352,6 +363,7 @@ impl Liveness {
                 "a packet arrived on a dead path"
             );
         }
+        self.silences.note(now, apart);
         self.restart_silence(now);
         self.last_arrival = self.last_arrival.max(now);
     }
@@ -446,6 +458,11 @@ impl Liveness {
         self.last_arrival
     }
 
+    /// How many heartbeats are missing, while they are dense.
+    pub fn missed(&self, now: Instant) -> u32 {
+        now.saturating_duration_since(self.last_received).div_duration_f64(self.intervals.dense) as u32
+    }
+
     /// Whether nothing has arrived for a quarter of the silence limit, in which acknowledgements of steady
     /// traffic would have arrived. This does not mean death.
     pub fn is_quiet(&self, now: Instant) -> bool {
@@ -524,9 +541,29 @@ impl Liveness {
         if let Some(awaited) = &self.awaited_ack {
             return awaited.dead_at(&self.intervals.ack_timeouts, self.rtt + self.config.min_silence);
         }
+        Some(self.silent_at(self.intervals.max_gap))
+    }
+
+    /// When heartbeats will have been missing for `gap`.
+    fn silent_at(&self, gap: Duration) -> Instant {
         // The peer learns one one-way delay later that data moves, and its heartbeats take another one.
         let expected = self.last_received.max(self.dense_since + self.rtt + self.intervals.dense);
-        Some(expected + self.intervals.max_gap.max(self.config.min_silence))
+        expected + gap.max(self.config.min_silence)
+    }
+
+    /// When silence is reported to the peer, before it means death: as soon as it is longer, by one heartbeat,
+    /// than any other of the last seconds. What the peer does then (it sends its packets in flight again on
+    /// other paths, and uses the path again when it is heard) costs little if the silence ends.
+    fn report_deadline(&self, now: Instant) -> Option<Instant> {
+        let expects = self.is_alive() && self.awaited_ack.is_none() && self.is_dense(now);
+        let longest = self.silences.longest().filter(|_| expects)?;
+        let dense = self.intervals.dense;
+        Some(self.silent_at((self.intervals.max_gap - dense).max(longest + dense)))
+    }
+
+    /// What reports to the peer say about the path: whether packets arrive.
+    pub fn is_heard(&self, now: Instant) -> bool {
+        self.is_alive() && self.report_deadline(now).is_none_or(|at| now < at)
     }
 
     /// When [`Self::poll`] wants to be called next.
@@ -534,8 +571,11 @@ impl Liveness {
         if !self.carrier {
             return None;
         }
-        let beat = self.next_heartbeat(now);
-        Some(self.deadline(now).map_or(beat, |deadline| deadline.min(beat)))
+        if self.is_heard(now) != self.was_heard {
+            return Some(now);
+        }
+        let report = self.report_deadline(now).filter(|_| self.was_heard);
+        [self.deadline(now), report].into_iter().flatten().chain([self.next_heartbeat(now)]).min()
     }
 
     /// When the next heartbeat is due.
@@ -587,6 +627,12 @@ impl Liveness {
                 verdict.change = Some(LivenessChange::Alive);
             }
             State::Dead { .. } => {}
+        }
+        let is_heard = self.is_heard(now);
+        verdict.report = std::mem::replace(&mut self.was_heard, is_heard) != is_heard;
+        if verdict.report {
+            let silence = now.saturating_duration_since(self.last_received);
+            tracing::debug!(target: LIVENESS, is_heard, ?silence, "the report about the path changes");
         }
         if self.carrier && now >= self.next_heartbeat(now) {
             self.last_heartbeat = Some(now);

@@ -21,7 +21,8 @@ use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 
 use crate::{
     Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, ConnectionNumber, EchoWatch,
-    FlowReport, LinkPolicy, UdpId, coalescing::CoalescingLimit, shapers::Shapers,
+    FailureReason, FlowReport, LinkPolicy, PathChange, PathEvent, UdpId, coalescing::CoalescingLimit,
+    shapers::Shapers,
 };
 use connection::{ClassConnection, PacketOwner};
 
@@ -433,8 +434,16 @@ impl ClassConnections {
     }
 
     /// Returns the next event that requires no action. Its link ID contains the class.
-    pub fn poll_change(&mut self) -> Option<ClientChange> {
-        self.all.iter_mut().find_map(ClassConnection::poll_change)
+    pub fn poll_change(&mut self, now: Instant) -> Option<ClientChange> {
+        let change = self.all.iter_mut().find_map(ClassConnection::poll_change)?;
+        if let ClientChange::Path(PathEvent { link, change: PathChange::Failed(failure), .. }) = &change
+            && failure.reason != FailureReason::NoCarrier
+        {
+            // A class in which nothing moves would not notice that the link is silent.
+            let others = self.all.iter_mut().filter(|connection| connection.id != link.class());
+            others.for_each(|connection| connection.client_mut().probe_paths(now));
+        }
+        Some(change)
     }
 
     /// Returns the next UDP payload to send, see [`Client::poll_transmit`]. The link ID in `local` contains

@@ -125,6 +125,13 @@ impl Client {
         }
     }
 
+    /// Finds out which paths work, as another connection over the same links has lost one.
+    pub(crate) fn probe_paths(&mut self, now: Instant) {
+        if let Some(session) = &mut self.session {
+            session.multipath.probe_paths(now);
+        }
+    }
+
     /// Takes a UDP payload that arrived on a link.
     pub fn handle_datagram(
         &mut self,

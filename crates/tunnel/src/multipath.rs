@@ -126,6 +126,8 @@ pub(crate) struct MultipathConnection {
     echo_watch: Option<EchoWatch>,
     /// The end of the last local stall (time without processor); initially the time of creation.
     stalled_until: Instant,
+    /// When another connection last found one of the links silent.
+    probed_at: Option<Instant>,
 }
 
 impl MultipathConnection {
@@ -156,6 +158,7 @@ impl MultipathConnection {
             events: PathEvents::default(),
             echo_watch: None,
             stalled_until: now,
+            probed_at: None,
         }
     }
 
@@ -311,6 +314,13 @@ impl MultipathConnection {
         self.paths.over_mut(link).for_each(|path| path.liveness.send_heartbeat_now());
     }
 
+    /// Another connection has found one of the links silent: heartbeats are dense for a while, as if data
+    /// moved, so that both ends find out which paths of this one work.
+    pub(crate) fn probe_paths(&mut self, now: Instant) {
+        self.probed_at = Some(now);
+        self.make_heartbeats_dense(now);
+    }
+
     /// This process got no processor until `until`, so silence before that is no evidence against a path.
     /// Repeated calls with the same time have no effect.
     pub(crate) fn on_local_stall(&mut self, until: Instant) {
@@ -330,7 +340,7 @@ impl MultipathConnection {
     pub(crate) fn handle_timeout(&mut self, now: Instant, connection: &mut Connection) {
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS, REORDER, TRANSPORT]);
         let mut due = Vec::new();
-        let (mut judged, mut grace_is_over) = (false, false);
+        let (mut judged, mut report, mut grace_is_over) = (false, false, false);
         for (id, path) in self.paths.iter_mut() {
             let _path = enter_path!(LIVENESS, self.log, id, path);
             let verdict = path.liveness.poll(now);
@@ -338,6 +348,7 @@ impl MultipathConnection {
                 due.push(id);
             }
             judged |= verdict.change.is_some();
+            report |= verdict.report;
             grace_is_over |= path.loss_grace.is_over(now);
         }
         if !due.is_empty() {
@@ -350,7 +361,7 @@ impl MultipathConnection {
         if judged || grace_is_over {
             self.timer.judge_soon();
         }
-        if judged {
+        if report {
             self.heartbeats.announce();
         }
         self.send_heartbeats(now, connection, &due);
@@ -369,7 +380,8 @@ impl MultipathConnection {
     /// Sends heartbeats on the paths `due`, whose liveness asked for one, and further reports and probes.
     fn send_heartbeats(&mut self, now: Instant, connection: &mut Connection, due: &[PathId]) {
         let datagrams = connection.max_datagram_size().is_some();
-        let traffic = TrafficState { datagrams, last_data_at: self.traffic.last_data_at() };
+        let last_data_at = self.traffic.last_data_at().max(self.probed_at);
+        let traffic = TrafficState { datagrams, last_data_at };
         let actions = self.heartbeats.poll(now, &mut self.paths, traffic, due);
         if actions.rejudge {
             self.timer.judge_soon();

@@ -436,3 +436,59 @@ fn silence_during_a_local_stall_proves_nothing() {
     pair.ends[0].on_local_stall(later);
     assert_eq!(pair.ends[0].poll(later).change, None);
 }
+
+#[test]
+fn silence_is_reported_a_heartbeat_before_it_means_death_and_denied_at_the_next_arrival() {
+    let mut pair = Pair::new();
+    pair.run(Duration::from_secs(3), true);
+    let mut end = pair.ends[0].clone();
+    let last = end.last_received();
+    let mut reported = None;
+    let mut now = pair.now;
+    while end.is_alive() {
+        now += MS;
+        end.on_traffic(now);
+        let update = end.poll(now);
+        if update.report && reported.is_none() {
+            assert!(end.is_alive() && !end.is_heard(now));
+            reported = Some(now - last);
+            // An end that hears again says so at once.
+            let mut other = end.clone();
+            other.on_received(now + MS);
+            assert_eq!(other.poll_timeout(now + MS), Some(now + MS));
+            assert!(other.poll(now + MS).report && other.is_heard(now + MS));
+        }
+    }
+    let (reported, dead) = (reported.expect("a report"), now - last);
+    assert!(reported <= 2 * 25 * MS + 2 * MS, "{reported:?}");
+    assert!((24 * MS..=27 * MS).contains(&(dead - reported)), "dead {dead:?}, reported {reported:?}");
+}
+
+#[test]
+fn the_only_path_is_not_reported_before_it_is_dead() {
+    let mut pair = Pair::only();
+    pair.run(Duration::from_secs(3), true);
+    pair.open = [false; 2];
+    pair.send(0, true);
+    while pair.ends[0].is_alive() {
+        assert!(pair.ends[0].is_heard(pair.now));
+        pair.run(MS, true);
+    }
+    assert!(!pair.ends[0].is_heard(pair.now));
+}
+
+#[test]
+fn a_path_that_is_often_silent_for_a_while_is_reported_later() {
+    let limit = |pause: u32| {
+        let mut end = Pair::new().ends[0].clone();
+        let mut now = end.last_received();
+        for _ in 0..400 {
+            now += pause * MS;
+            end.on_traffic(now);
+            end.on_received(now);
+            assert!(!end.poll(now).report && end.is_alive(), "no arrival changes what is known");
+        }
+        (1..500).map(|ms| ms * MS).find(|silence| !end.is_heard(now + *silence))
+    };
+    assert_eq!([5, 24, 35, 45].map(limit), [51, 51, 60, 70].map(|ms| Some(ms * MS)));
+}

@@ -93,11 +93,11 @@ impl PathEvents {
 }
 
 fn reason_of(now: Instant, path: &PathEntry) -> FailureReason {
+    let silence = now.saturating_duration_since(path.liveness.last_received());
     match path.liveness.reason() {
         _ if !path.liveness.has_carrier() => FailureReason::NoCarrier,
-        StateReason::Silent { missed } => {
-            FailureReason::Silent(now.saturating_duration_since(path.liveness.last_received()), missed)
-        }
+        StateReason::Silent { missed } => FailureReason::Silent(silence, missed),
+        _ if !path.liveness.is_heard(now) => FailureReason::Silent(silence, path.liveness.missed(now)),
         // This end receives on the path, so the peer must have reported that it does not.
         _ => {
             let since = path.peer.unheard_since().or(path.peer.refused_since()).unwrap_or(now);

@@ -289,8 +289,12 @@ impl Heartbeats {
     ) -> Option<Bytes> {
         let reports = self.reports.as_mut()?;
         let active = last_data_at.is_some_and(|at| now.saturating_duration_since(at) < ACTIVE_FOR);
+        // Where nothing is heard at all, a report before the verdict would only make the peer pause.
+        let any_heard = paths.values().any(|path| path.liveness.is_heard(now));
         let paths = paths.iter().map(|(id, path)| {
-            let reception = if path.liveness.is_alive() { Reception::Heard } else { Reception::Silent };
+            let liveness = &path.liveness;
+            let heard = if any_heard { liveness.is_heard(now) } else { liveness.is_alive() };
+            let reception = if heard { Reception::Heard } else { Reception::Silent };
             let later = self.role == Role::Client && path.usage.state() == PathState::Standby;
             ReportedPath { id, reception, later }
         });

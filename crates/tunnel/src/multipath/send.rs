@@ -215,13 +215,19 @@ impl MultipathConnection {
             // Already recorded in this event-loop iteration.
             return;
         }
-        if self.heartbeats.on_data_resumed(now, &self.paths) {
+        if self.make_heartbeats_dense(now) {
             let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
             let idle_for = before.map(|at| now.saturating_duration_since(at));
             tracing::debug!(target: LIVENESS, ?idle_for, "data moves: heartbeats become dense");
         }
+    }
+
+    /// Makes heartbeats dense on all paths that are worth it. Returns whether they were sparse.
+    pub(super) fn make_heartbeats_dense(&mut self, now: Instant) -> bool {
+        let were_sparse = self.heartbeats.on_data_resumed(now, &self.paths);
         for path in self.paths.values_mut().filter(|path| !path.may_stay_unprobed()) {
             path.liveness.on_traffic(now);
         }
+        were_sparse
     }
 }

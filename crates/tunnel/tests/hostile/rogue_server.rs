@@ -155,7 +155,7 @@ impl RogueServer {
             while let Some(event) = client.poll_event(now) {
                 assert!(!matches!(event, ClientEvent::Fatal(_)), "{event:?}");
             }
-            while client.poll_change().is_some() {}
+            while client.poll_change(now).is_some() {}
             while let Some(packet) = client.poll_tun(now) {
                 client.recycle(packet);
             }

@@ -7,7 +7,7 @@ use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
 use mpvpn_flow::rules::{FlowMode, Rules as FlowRules};
 use mpvpn_packet::{ip, tcp_flags};
 use mpvpn_packets::{Packet, Tcp};
-use mpvpn_path::Scheduler;
+use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{
     ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientState, SessionReport, UserLimits,
 };
@@ -643,4 +643,26 @@ fn a_class_that_sleeps_belongs_to_the_next_session_as_well() {
     stage.carried_by(CALL);
     stage.world.run(SECOND);
     assert_eq!((stage.classes(), stage.carried_by(CALL)), (names(&["default", "critical"]), CRITICAL));
+}
+
+#[test]
+fn a_class_in_which_nothing_moves_learns_from_the_others_that_a_link_is_silent() {
+    let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS)]);
+    stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
+    stage.world.run(10 * SECOND);
+    let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let (own, to) = stage.ends(9);
+    for _ in 0..100 {
+        stage.world.client_sends(stage.client, Packet::between(own, to).udp(b"default"));
+        stage.world.run(10 * MS);
+    }
+    let now = stage.now();
+    for (class, report) in stage.connections().reports(now) {
+        let down = report.paths.iter().filter(|path| path.state == PathState::Down).count();
+        assert_eq!((report.paths.len(), down), (2, 1), "{class:?}");
+    }
+    stage.world.run(MINUTE);
+    let asleep = [ClientState::Up, ClientState::Asleep, ClientState::Asleep];
+    assert_eq!(stage.states(), asleep, "being asked is no use of a class");
 }

@@ -105,10 +105,12 @@ fn a_cut_can_be_followed_in_the_log() {
         assert_logged(
             &lines,
             &[
-                &[end, span, "silence exceeds the limit", "silence=", "limit=", "misses=3", "rtt="],
-                &[end, "the state of a path has changed", path, "active", "down", "3 heartbeats lost"],
+                &[end, span, "the report about the path changes", "is_heard=false", "silence="],
+                &[end, "the peer's report about a path has changed", path, "heard=false"],
+                &[end, "the state of a path has changed", path, "active", "down", "unheard=true"],
                 &[end, "the path status sent to the peer has changed", path, "Backup"],
                 &[end, "the set of usable paths has changed", "before=[0, 1]", other],
+                &[end, span, "silence exceeds the limit", "silence=", "limit=", "misses=3", "rtt="],
                 &[end, span, "a packet arrived on a dead path", "arrivals=1", "needed=2"],
                 &[end, span, "enough packets arrived: the path is alive", "dead_for="],
                 &[end, "the state of a path has changed", path, "down", "active"],

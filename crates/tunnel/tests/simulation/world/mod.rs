@@ -643,6 +643,7 @@ impl World {
                 delivered("udp", payload.len());
                 machine.payloads.push((udp, payload.to_vec()));
             }
+            while machine.client.0.poll_change(now).is_some() {}
             while let Some(event) = machine.client.0.poll_event(now) {
                 match event {
                     ClientEvent::Up(assignment) | ClientEvent::AssignmentChanged(assignment) => {
