@@ -4,17 +4,17 @@
 //! upstream resolvers, as they came. Always holds: a query that is not understood gets no answer or FORMERR,
 //! never a crash; a response counts only from the resolver that was asked, with the ID and the question that
 //! were sent, each query by a socket and source port of its own (RFC 5452); the number of queries that wait
-//! and of connections is bounded, in all and for each host.
+//! and of connections is bounded, and no host keeps others from being answered.
 
 mod marked;
 pub(crate) mod message;
+mod places;
 mod reverse;
 
 use std::{
-    collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -26,6 +26,7 @@ use tokio::{
 };
 
 pub use marked::marked_resolver;
+use places::Places;
 pub(crate) use reverse::name_in_tunnel;
 
 /// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a
@@ -34,11 +35,11 @@ pub type Upstreams = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
 
 /// The port of DNS (RFC 1035, section 4.2).
 pub const PORT: u16 = 53;
-/// Queries that wait for an upstream resolver, of all hosts. Each holds a socket and a buffer of some 64 KiB,
-/// so 32 MiB at most; fewer would refuse names when many clients start at once.
+/// Queries by UDP that wait for an upstream resolver, of all hosts. Each holds a socket and a buffer of some
+/// 64 KiB, so 32 MiB at most; fewer would refuse names when many clients start at once.
 const MAX_QUERIES: usize = 512;
-/// The same for one host: a browser that opens a page asks some dozens at once.
-const MAX_QUERIES_OF_HOST: usize = 128;
+/// Connections by TCP, of all hosts. A resolver falls back to TCP where an answer is too long for UDP.
+const MAX_CONNECTIONS: usize = 128;
 /// How long one upstream resolver is waited for before the next is asked. Resolvers that have to ask others
 /// need up to a second; programs ask again after 5 s (resolv.conf(5), `timeout`).
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -61,7 +62,8 @@ struct Shared {
     /// Hosts outside of these networks get no answer: a resolver for everybody would serve attacks (RFC
     /// 5358).
     networks: Arc<[IpNet]>,
-    places: Arc<Places>,
+    queries: Arc<Places>,
+    connections: Arc<Places>,
 }
 
 impl Shared {
@@ -91,7 +93,8 @@ impl Forwarder {
             tcp.push(listener);
         }
         let networks = networks.iter().map(IpNet::trunc).collect();
-        Ok(Self { udp, tcp, shared: Shared { upstreams, networks, places: Arc::default() } })
+        let (queries, connections) = (Places::new(MAX_QUERIES), Places::new(MAX_CONNECTIONS));
+        Ok(Self { udp, tcp, shared: Shared { upstreams, networks, queries, connections } })
     }
 
     /// Answers until it is dropped.
@@ -135,10 +138,9 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
             }
             continue;
         };
-        // A host that asks more than its share is not answered, and asks again later.
-        let Some(place) = Places::take(&shared.places, from.ip()) else { continue };
         let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
-        tokio::spawn(async move {
+        // A host that asks more than its share is not answered, and asks again later.
+        shared.queries.spawn(from.ip(), async move {
             let resolvers = upstreams(&name);
             let response =
                 first_response(&resolvers, |resolver| exchange_by_udp(resolver, &query, None)).await;
@@ -146,7 +148,6 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
             if let Some(response) = response {
                 let _ = socket.send_to(&response, from).await;
             }
-            drop(place);
         });
     }
 }
@@ -164,11 +165,9 @@ async fn serve_tcp(listener: TcpListener, shared: Shared) {
         if !shared.serves(from.ip()) {
             continue;
         }
-        let Some(place) = Places::take(&shared.places, from.ip()) else { continue };
         let upstreams = Arc::clone(&shared.upstreams);
-        tokio::spawn(async move {
+        shared.connections.spawn(from.ip(), async move {
             let _ = serve_connection(stream, &upstreams).await;
-            drop(place);
         });
     }
 }
@@ -237,43 +236,6 @@ async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 async fn write_message(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
     let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidData)?;
     stream.write_all(&[&length.to_be_bytes(), message].concat()).await
-}
-
-/// Queries and connections in progress, by host.
-#[derive(Default)]
-struct Places(Mutex<HashMap<IpAddr, usize>>);
-
-/// One query or connection in progress.
-struct Place {
-    places: Arc<Places>,
-    host: IpAddr,
-}
-
-impl Places {
-    fn take(places: &Arc<Self>, host: IpAddr) -> Option<Place> {
-        let mut counts = places.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if counts.values().sum::<usize>() >= MAX_QUERIES {
-            return None;
-        }
-        let count = counts.entry(host).or_default();
-        if *count >= MAX_QUERIES_OF_HOST {
-            return None;
-        }
-        *count += 1;
-        Some(Place { places: Arc::clone(places), host })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut counts = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.host) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.host);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -151,14 +151,36 @@ async fn queries_by_tcp_go_to_the_resolver_by_tcp() {
     }
 }
 
-#[test]
-fn no_host_takes_all_places() {
-    let places = Arc::new(Places::default());
-    let greedy: Vec<Place> = std::iter::from_fn(|| Places::take(&places, LOCALHOST)).collect();
-    assert_eq!(greedy.len(), MAX_QUERIES_OF_HOST);
-    assert!(Places::take(&places, IpAddr::from([127, 0, 0, 2])).is_some());
-    drop(greedy);
-    assert!(places.0.lock().unwrap().is_empty(), "hosts are forgotten with their last query");
+/// Asks for names that nobody answers, from `from`, as often as said.
+async fn ask_in_vain(at: SocketAddr, from: [u8; 4], count: u16) -> UdpSocket {
+    let socket = UdpSocket::bind((IpAddr::from(from), 0)).await.unwrap();
+    for id in 0..count {
+        socket.send_to(&query(id, "dead.example"), at).await.unwrap();
+        if id % 16 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    socket
+}
+
+#[tokio::test]
+async fn hosts_that_ask_for_a_dead_zone_stop_names_for_nobody_else() {
+    let answers = resolver(Ipv4Addr::new(192, 0, 2, 1), false).await;
+    let silent = UdpSocket::bind((LOCALHOST, 0)).await.unwrap();
+    let dead = silent.local_addr().unwrap();
+    let at =
+        start(Arc::new(move |name: &str| vec![if name == "dead.example" { dead } else { answers }])).await;
+    // The addresses of one session: four times 128 queries took all places.
+    let mut greedy = Vec::new();
+    for number in 2..6 {
+        greedy.push(ask_in_vain(at, [127, 0, 0, number], 400).await);
+    }
+    let began = Instant::now();
+    for id in 0..50 {
+        let answer = timeout(Duration::from_secs(1), ask(at, &query(id, "a.example"))).await;
+        assert!(address_in(&answer.expect("an answer")).is_some());
+    }
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?} for 50 names", began.elapsed());
 }
 
 proptest! {
