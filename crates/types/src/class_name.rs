@@ -1,19 +1,15 @@
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
+
+use derive_more::Display;
 
 /// The name of a traffic class: 1 to 16 lowercase ASCII letters, digits, `-` and `_`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub struct ClassName(String);
 
 impl ClassName {
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl fmt::Display for ClassName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -1,14 +1,19 @@
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
+
+use derive_more::Display;
 
 /// Forward error correction: how many repair packets protect data packets against loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, Display, PartialEq, Eq, Hash)]
 pub enum Fec {
     /// No repair packets.
     #[default]
+    #[display("off")]
     Off,
     /// As many repair packets as the measured loss requires; none on paths that lose little.
+    #[display("auto")]
     Auto,
     /// After every group of `data` packets, `repair` repair packets.
+    #[display("{data}+{repair}")]
     Fixed {
         /// Data packets in a group, 1 to [`Fec::MAX_DATA`].
         data: u8,
@@ -25,16 +30,6 @@ impl Fec {
     /// Maximum number of repair packets for a group. With at most 64 data packets and 32 repair packets the
     /// Cauchy coefficients of the code are distinct and not 0 (docs/design/fec.md).
     pub const MAX_REPAIR: u8 = 32;
-}
-
-impl fmt::Display for Fec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::Auto => f.write_str("auto"),
-            Self::Fixed { data, repair } => write!(f, "{data}+{repair}"),
-        }
-    }
 }
 
 /// A text that is not a [`Fec`] setting.

@@ -1,13 +1,16 @@
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
+
+use derive_more::Display;
 
 use crate::BitRate;
 
 /// A part of a link's capacity: a rate, or a percentage of the capacity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Hash)]
 pub enum Portion {
     /// An absolute rate, whatever the capacity of the link.
     Rate(BitRate),
     /// Percent of the link's capacity, 1 to 100.
+    #[display("{_0}%")]
     Percent(u8),
 }
 
@@ -19,15 +22,6 @@ impl Portion {
             Self::Percent(percent) => {
                 BitRate::from_bps((u128::from(capacity.bps()) * u128::from(percent) / 100) as u64)
             }
-        }
-    }
-}
-
-impl fmt::Display for Portion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rate(rate) => rate.fmt(f),
-            Self::Percent(percent) => write!(f, "{percent}%"),
         }
     }
 }

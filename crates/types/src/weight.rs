@@ -1,8 +1,10 @@
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
+
+use derive_more::Display;
 
 /// A relative weight, 1 to 1000: of a link under the scheduler `weighted`, or of a class that competes for a
 /// link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weight(u16);
 
 impl Weight {
@@ -26,12 +28,6 @@ impl Default for Weight {
     /// 1: equal shares for all links or classes without a configured weight.
     fn default() -> Self {
         Self(1)
-    }
-}
-
-impl fmt::Display for Weight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -29,14 +29,7 @@ macro_rules! word_enum {
             }
 
             /// All words, as in `"on" or "off"`, for error messages.
-            pub const EXPECTED: &'static str = {
-                const WORDS: &[&str] = &[$($word),+];
-                const BYTES: [u8; $crate::alternatives_len(WORDS)] = $crate::alternatives(WORDS);
-                match ::std::str::from_utf8(&BYTES) {
-                    Ok(text) => text,
-                    Err(_) => panic!("words are UTF-8"),
-                }
-            };
+            pub const EXPECTED: &'static str = $crate::alternatives!($($word),+);
         }
 
         impl ::std::fmt::Display for $name {
@@ -84,47 +77,19 @@ impl UnknownWord {
     }
 }
 
-/// Length in bytes of the result of [`alternatives`].
+/// The words as in `"a", "b" or "c"`.
 #[doc(hidden)]
-pub const fn alternatives_len(words: &[&str]) -> usize {
-    let (mut at, mut len) = (0, 0);
-    while at < words.len() {
-        len += words[at].len() + 2 + separator(at, words.len()).len();
-        at += 1;
-    }
-    len
-}
-
-/// The list `"a", "b" or "c"`, as UTF-8 bytes.
-#[doc(hidden)]
-pub const fn alternatives<const N: usize>(words: &[&str]) -> [u8; N] {
-    let (mut bytes, mut end, mut at) = ([0; N], 0, 0);
-    while at < words.len() {
-        (bytes, end) = append(bytes, end, separator(at, words.len()).as_bytes());
-        (bytes, end) = append(bytes, end, b"\"");
-        (bytes, end) = append(bytes, end, words[at].as_bytes());
-        (bytes, end) = append(bytes, end, b"\"");
-        at += 1;
-    }
-    bytes
-}
-
-/// The text before the word at this index.
-const fn separator(at: usize, words: usize) -> &'static str {
-    if at == 0 {
-        return "";
-    }
-    if at + 1 == words { " or " } else { ", " }
-}
-
-const fn append<const N: usize>(mut bytes: [u8; N], mut end: usize, text: &[u8]) -> ([u8; N], usize) {
-    let mut at = 0;
-    while at < text.len() {
-        bytes[end] = text[at];
-        end += 1;
-        at += 1;
-    }
-    (bytes, end)
+#[macro_export]
+macro_rules! alternatives {
+    ($word:literal) => {
+        concat!('"', $word, '"')
+    };
+    ($first:literal, $last:literal) => {
+        concat!('"', $first, '"', " or ", $crate::alternatives!($last))
+    };
+    ($first:literal, $($others:literal),+) => {
+        concat!('"', $first, '"', ", ", $crate::alternatives!($($others),+))
+    };
 }
 
 #[cfg(test)]
