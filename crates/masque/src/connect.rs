@@ -101,21 +101,13 @@ pub fn credentials(headers: &Headers) -> Option<String> {
 }
 
 /// A well-formed request; the server decides whether to grant it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
 pub struct Connect {
     /// The target of the connection.
     pub target: Authority,
     /// See [`credentials`].
+    #[debug("{:?}", credentials.as_ref().map(|_| "(hidden)"))]
     pub credentials: Option<String>,
-}
-
-impl fmt::Debug for Connect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connect")
-            .field("target", &self.target)
-            .field("credentials", &self.credentials.as_ref().map(|_| "(hidden)"))
-            .finish()
-    }
 }
 
 /// Parses a request whose header section is valid ([`Headers::validate`]).

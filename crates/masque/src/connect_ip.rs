@@ -10,6 +10,7 @@ use crate::{
     request::{self, CapsuleProtocol, Rejection, RequestKind},
     template::{Template, TemplateError},
 };
+use derive_more::Display;
 use ipnet::IpNet;
 use std::{fmt, net::IpAddr};
 
@@ -68,7 +69,8 @@ impl fmt::Display for Target {
 }
 
 /// A request to send.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
+#[debug("{:?}", self.headers())]
 pub struct ConnectIpRequest {
     /// `https`.
     pub scheme: String,
@@ -80,12 +82,6 @@ pub struct ConnectIpRequest {
     pub authorization: Option<String>,
     /// Value of the field `mpvpn`; see [`extensions`].
     pub extensions: Option<String>,
-}
-
-impl fmt::Debug for ConnectIpRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.headers().fmt(f)
-    }
 }
 
 impl ConnectIpRequest {
@@ -116,7 +112,7 @@ impl ConnectIpRequest {
 }
 
 /// A well-formed request; the server decides whether to grant it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
 pub struct ConnectIp {
     /// The destinations that the client wants to reach.
     pub target: Target,
@@ -128,23 +124,11 @@ pub struct ConnectIp {
     /// Path as received.
     pub path: String,
     /// Value of the `authorization` field if there is exactly one.
+    #[debug("{:?}", authorization.as_ref().map(|_| "(hidden)"))]
     pub authorization: Option<String>,
     /// Whether the client announced the Capsule Protocol. Some clients omit the field; their streams carry
     /// capsules anyway, because connect-ip always does (RFC 9484 §4.7).
     pub capsule_protocol: CapsuleProtocol,
-}
-
-impl fmt::Debug for ConnectIp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectIp")
-            .field("target", &self.target)
-            .field("ipproto", &self.ipproto)
-            .field("authority", &self.authority)
-            .field("path", &self.path)
-            .field("authorization", &self.authorization.as_ref().map(|_| "(hidden)"))
-            .field("capsule_protocol", &self.capsule_protocol)
-            .finish()
-    }
 }
 
 /// Parses a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
@@ -235,7 +219,8 @@ pub enum ResponseError {
 }
 
 /// The `proxy-status` field of a refusal, sanitized for messages; may be empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Display, PartialEq, Eq)]
+#[display("{}{_0}", if _0.is_empty() { "" } else { ": " })]
 pub struct RefusalDetail(String);
 
 impl RefusalDetail {
@@ -247,12 +232,6 @@ impl RefusalDetail {
         let value = headers.value("proxy-status").unwrap_or_default();
         let printable = value.iter().filter(|byte| (b' '..=b'~').contains(*byte)).take(Self::MAX);
         Self(printable.map(|byte| char::from(*byte)).collect())
-    }
-}
-
-impl fmt::Display for RefusalDetail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     request::{self, Rejection, RequestKind},
     template::{Template, TemplateError},
 };
-use std::{fmt, net::IpAddr};
+use std::net::IpAddr;
 
 /// Path of the template that proxies use unless configured otherwise (RFC 9298 §3).
 pub const DEFAULT_TEMPLATE: &str = "/.well-known/masque/udp/{target_host}/{target_port}/";
@@ -60,21 +60,13 @@ pub fn request(authority: &str, path: &str, credentials: Option<&str>) -> Header
 }
 
 /// A well-formed request; the server decides whether to grant it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
 pub struct ConnectUdp {
     /// The destination of the UDP payloads.
     pub target: Authority,
     /// See [`connect::credentials`].
+    #[debug("{:?}", credentials.as_ref().map(|_| "(hidden)"))]
     pub credentials: Option<String>,
-}
-
-impl fmt::Debug for ConnectUdp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectUdp")
-            .field("target", &self.target)
-            .field("credentials", &self.credentials.as_ref().map(|_| "(hidden)"))
-            .finish()
-    }
 }
 
 /// Parses a request whose header section is valid ([`Headers::validate`]), for a server with `template`.

@@ -5,7 +5,7 @@
 //! that order, or prefixes. Always holds: both ends of a range are of one family, and start ≤ end.
 
 use super::Family;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -97,17 +97,10 @@ impl IpRange {
     /// The smallest list of prefixes that cover exactly this range, in order; at most 254.
     #[must_use]
     pub fn to_nets(&self) -> Vec<IpNet> {
-        let (mut at, end) = (to_bits(self.start), to_bits(self.end));
-        let width = if self.start.is_ipv4() { 32 } else { 128 };
-        let mut nets = Vec::new();
-        loop {
-            let host_bits = largest_block(at, end, width);
-            nets.extend(IpNet::new(from_bits(at, self.family()), (width - host_bits) as u8));
-            let last = at | low_bits(host_bits);
-            if last >= end {
-                return nets;
-            }
-            at = last + 1;
+        match (self.start, self.end) {
+            (IpAddr::V4(start), IpAddr::V4(end)) => Ipv4Subnets::new(start, end, 0).map(IpNet::V4).collect(),
+            (IpAddr::V6(start), IpAddr::V6(end)) => Ipv6Subnets::new(start, end, 0).map(IpNet::V6).collect(),
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => Vec::new(),
         }
     }
 
@@ -118,12 +111,6 @@ impl IpRange {
 
     fn overlaps(&self, other: &Self) -> bool {
         self.family() == other.family() && self.start <= other.end && other.start <= self.end
-    }
-}
-
-impl From<IpRange> for Vec<IpNet> {
-    fn from(range: IpRange) -> Self {
-        range.to_nets()
     }
 }
 
@@ -208,16 +195,6 @@ fn subtract(range: IpRange, holes: &[IpRange]) -> Vec<IpRange> {
     }
     left.push(part(at, end));
     left
-}
-
-/// Host bits of the largest aligned block that starts at `at` and does not pass `end`.
-fn largest_block(at: u128, end: u128, width: u32) -> u32 {
-    let aligned = at.trailing_zeros().min(width);
-    (0..=aligned).rev().find(|bits| (at | low_bits(*bits)) <= end).unwrap_or(0)
-}
-
-fn low_bits(count: u32) -> u128 {
-    if count >= 128 { u128::MAX } else { (1 << count) - 1 }
 }
 
 fn to_bits(addr: IpAddr) -> u128 {

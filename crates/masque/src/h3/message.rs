@@ -12,6 +12,7 @@ use crate::{
     qpack::{self, QpackError},
 };
 use bytes::{Bytes, BytesMut};
+use derive_more::From;
 
 /// Maximum number of interim responses (1xx) on one stream: each costs the peer few bytes and this end an
 /// event. Servers send one or two; a larger maximum helps an attacker.
@@ -50,16 +51,14 @@ enum Frame {
 }
 
 /// An error of the stream alone, or of the whole connection.
-#[derive(Debug)]
+#[derive(Debug, From)]
 pub(super) enum MessageFailure {
-    Stream { code: u64, reason: String },
+    Stream {
+        code: u64,
+        reason: String,
+    },
+    #[from]
     Connection(H3Error),
-}
-
-impl From<H3Error> for MessageFailure {
-    fn from(error: H3Error) -> Self {
-        Self::Connection(error)
-    }
 }
 
 impl Message {
