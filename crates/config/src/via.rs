@@ -1,6 +1,6 @@
 //! The option `via`: an HTTP proxy for TCP connections to the server.
 
-use std::{env, fmt, net::IpAddr, str::FromStr};
+use std::{env, net::IpAddr, str::FromStr};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ipnet::IpNet;
@@ -30,7 +30,8 @@ pub struct ViaProxy {
 }
 
 /// A name and a password for a proxy. They never appear in logs.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
+#[debug("ProxyCredentials(…)")]
 pub struct ProxyCredentials {
     user: String,
     password: String,
@@ -40,12 +41,6 @@ impl ProxyCredentials {
     /// The value of the `proxy-authorization` field with them (RFC 7617 §2).
     pub fn authorization(&self) -> String {
         format!("Basic {}", STANDARD.encode(format!("{}:{}", self.user, self.password)))
-    }
-}
-
-impl fmt::Debug for ProxyCredentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ProxyCredentials(…)")
     }
 }
 

@@ -1,7 +1,5 @@
 //! Random texts that nobody guesses. They never appear in logs.
 
-use std::fmt;
-
 use aws_lc_rs::{
     constant_time::verify_slices_are_equal,
     rand::{SecureRandom, SystemRandom},
@@ -10,7 +8,8 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use mpvpn_input::{Error, Result};
 
 /// 256 random bits as text.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
+#[debug("Secret(…)")]
 pub(crate) struct Secret(String);
 
 impl Secret {
@@ -34,12 +33,6 @@ impl Secret {
     #[cfg(test)]
     pub(crate) fn of(text: &str) -> Self {
         Self(text.to_owned())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
     }
 }
 

@@ -9,7 +9,6 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use aws_lc_rs::digest;
 use rustls::{
     DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme,
     client::danger::HandshakeSignatureValid,
@@ -20,7 +19,11 @@ use rustls::{
     },
 };
 
-use crate::{identity::read_certs, provider::provider, tls};
+use crate::{
+    identity::{Fingerprint, read_certs},
+    provider::provider,
+    tls,
+};
 use mpvpn_input::{Error, Result, files, shared::Shared};
 
 /// Names a certificate: a hash of its issuer and serial number (RFC 5280 §4.1.2.2).
@@ -42,11 +45,7 @@ impl ClientCa {
     /// # Errors
     /// If the file has no certificate of a CA.
     pub fn load(path: &Path) -> Result<Self> {
-        let bad = |found: String| Error::Content {
-            path: path.into(),
-            expected: "the certificate of a CA in PEM",
-            found,
-        };
+        let bad = |found: String| Error::content(path, "the certificate of a CA in PEM", found);
         let mut roots = RootCertStore::empty();
         let certificates: Vec<_> = read_certs(path)?.into_iter().filter(tls::is_ca).collect();
         roots.add_parsable_certificates(certificates.iter().cloned());
@@ -126,11 +125,7 @@ impl Revocations {
     /// # Errors
     /// If the file has none, or one cannot be read.
     pub fn load(path: &Path) -> Result<Self> {
-        let bad = |found: String| Error::Content {
-            path: path.into(),
-            expected: "a certificate revocation list in PEM",
-            found,
-        };
+        let bad = |found: String| Error::content(path, "a certificate revocation list in PEM", found);
         let (mut revoked, mut lists) = (BTreeSet::new(), 0);
         for list in CertificateRevocationListDer::pem_slice_iter(&files::read(path)?) {
             let list = list.map_err(|error| bad(error.to_string()))?;
@@ -171,11 +166,5 @@ pub fn unix_seconds(at: SystemTime) -> u64 {
 
 /// The identifier of the certificate with this issuer (DER) and serial number.
 pub fn id(issuer: &[u8], serial: &[u8]) -> CertificateId {
-    let mut context = digest::Context::new(&digest::SHA256);
-    context.update(&(issuer.len() as u64).to_be_bytes());
-    context.update(issuer);
-    context.update(serial);
-    let mut id = CertificateId::default();
-    id.copy_from_slice(context.finish().as_ref());
-    id
+    Fingerprint::of(&[&(issuer.len() as u64).to_be_bytes(), issuer, serial].concat()).0
 }

@@ -30,7 +30,8 @@ const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
 const BACKDATED_BY: Duration = Duration::from_secs(24 * 3600);
 
 /// A certificate chain and the private key of its leaf.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
+#[debug("Identity({})", self.fingerprint())]
 pub struct Identity {
     certified: Arc<CertifiedKey>,
     key: Arc<PrivateKeyDer<'static>>,
@@ -48,8 +49,7 @@ impl Identity {
     }
 
     fn new(chain: Vec<CertificateDer<'static>>, secret: &[u8], cert: &Path, key: &Path) -> Result<Self> {
-        let bad_key =
-            |found: String| Error::Content { path: key.into(), expected: "a private key in PEM", found };
+        let bad_key = |found: String| Error::content(key, "a private key in PEM", found);
         let private = PrivateKeyDer::from_pem_slice(secret).map_err(|error| bad_key(error.to_string()))?;
         let certified = match CertifiedKey::from_der(chain, private.clone_key(), &provider()) {
             Ok(certified) => certified,
@@ -57,11 +57,8 @@ impl Identity {
                 return Err(Error::KeyMismatch { cert: cert.into(), key: key.into() });
             }
             Err(rustls::Error::InvalidCertificate(why)) => {
-                return Err(Error::Content {
-                    path: cert.into(),
-                    expected: "a certificate in PEM",
-                    found: format!("one that cannot be used: {why}"),
-                });
+                let found = format!("one that cannot be used: {why}");
+                return Err(Error::content(cert, "a certificate in PEM", found));
             }
             Err(error) => return Err(bad_key(error.to_string())),
         };
@@ -156,12 +153,6 @@ impl Identity {
     }
 }
 
-impl fmt::Debug for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Identity({})", self.fingerprint())
-    }
-}
-
 /// The DNS names of a certificate's subjectAltName.
 pub(crate) fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
     let Ok((_, cert)) = x509_parser::parse_x509_certificate(cert) else { return Vec::new() };
@@ -181,7 +172,7 @@ pub fn read_certs(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 
 /// The certificates in the content of the PEM file `path`, at least one.
 fn parse_certs(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let bad = |found: String| Error::Content { path: path.into(), expected: "a certificate in PEM", found };
+    let bad = |found: String| Error::content(path, "a certificate in PEM", found);
     let certs: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
         .map_err(|error| bad(error.to_string()))?;
@@ -208,15 +199,16 @@ fn create(cert_file: &Path, key_file: &Path) -> Result<()> {
     files::write_secret(cert_file, cert.pem().as_bytes())
 }
 
-/// The SHA-256 of a certificate's DER form.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The SHA-256 of a certificate's DER form, or of other data.
+#[derive(Clone, Copy, derive_more::Debug, PartialEq, Eq)]
+#[debug("{self}")]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of `cert`.
-    pub fn of(cert: &CertificateDer<'_>) -> Self {
+    /// The fingerprint of `data`.
+    pub fn of(data: &[u8]) -> Self {
         let mut bytes = [0; 32];
-        bytes.copy_from_slice(digest::digest(&digest::SHA256, cert).as_ref());
+        bytes.copy_from_slice(digest::digest(&digest::SHA256, data).as_ref());
         Self(bytes)
     }
 }
@@ -224,12 +216,6 @@ impl Fingerprint {
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -1,13 +1,11 @@
 //! Tokens: the secrets by which users are known.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
-use aws_lc_rs::{
-    digest,
-    rand::{SecureRandom, SystemRandom},
-};
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
+use crate::identity::Fingerprint;
 use mpvpn_input::{Error, Result};
 
 /// Longest token (bytes). Own tokens have 49; other identity providers use up to a few hundred. A longer
@@ -17,7 +15,8 @@ pub const MAX_TOKEN_BYTES: usize = 512;
 const TOKEN_PREFIX: &str = "mpvpn_";
 
 /// A secret that identifies a user. It never appears in logs.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
+#[debug("Token(…)")]
 pub struct Token(String);
 
 impl Token {
@@ -40,15 +39,7 @@ impl Token {
 
     /// Its SHA-256, as it stands in the users' file.
     pub fn hash(&self) -> [u8; 32] {
-        let mut hash = [0; 32];
-        hash.copy_from_slice(digest::digest(&digest::SHA256, self.0.as_bytes()).as_ref());
-        hash
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(…)")
+        Fingerprint::of(self.0.as_bytes()).0
     }
 }
 

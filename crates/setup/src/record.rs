@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -60,9 +59,7 @@ impl Record {
 }
 
 fn sha256(text: &str) -> String {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest::digest(&digest::SHA256, text.as_bytes()).as_ref());
-    Fingerprint(hash).to_string()
+    Fingerprint::of(text.as_bytes()).to_string()
 }
 
 /// How a setup over SSH is taken back that nobody confirms. Only root may read and write the file: it has the
@@ -92,11 +89,8 @@ impl Rollback {
     /// If there is none: everything is confirmed, or taken back.
     pub fn load(instance: &Instance) -> Result<Self> {
         let path = Self::path(instance);
-        serde_json::from_slice(&files::read(&path)?).map_err(|error| Error::Content {
-            path,
-            expected: "what `mpvpn setup client` wrote",
-            found: error.to_string(),
-        })
+        serde_json::from_slice(&files::read(&path)?)
+            .map_err(|error| Error::content(path, "what `mpvpn setup client` wrote", error))
     }
 
     /// The file's text.

@@ -5,9 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aws_lc_rs::digest;
-
-use crate::identity::Identity;
+use crate::identity::{Fingerprint, Identity};
 use mpvpn_input::{Result, files};
 
 /// Name of the folder in the state folder.
@@ -16,8 +14,8 @@ const FOLDER: &str = "acme";
 const ACCOUNT: &str = "account.json";
 /// The private key and the certificate chain, as PEM.
 const CERTIFICATE: &str = "certificate.pem";
-/// Bytes of the hash in a folder's name: two directories of one host do not share them by chance.
-const HASH_BYTES: usize = 4;
+/// Hexadecimal digits of the hash in a folder's name: two directories of one host do not share them by chance.
+const HASH_DIGITS: usize = 8;
 
 /// The files of one CA: the account there, and the certificate.
 #[derive(Clone, Debug)]
@@ -32,9 +30,8 @@ impl AcmeStore {
     pub fn new(state_dir: &Path, directory: &str, domains: &[String]) -> Self {
         let host = directory.split('/').nth(2).unwrap_or_default();
         let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.' && c != '-', "_");
-        let hash = digest::digest(&digest::SHA256, directory.as_bytes());
-        let hash: String = hash.as_ref().iter().take(HASH_BYTES).map(|byte| format!("{byte:02x}")).collect();
-        let folder = state_dir.join(FOLDER).join(format!("{host}-{hash}"));
+        let hash = Fingerprint::of(directory.as_bytes()).to_string();
+        let folder = state_dir.join(FOLDER).join(format!("{host}-{}", &hash[..HASH_DIGITS]));
         Self { folder, domains: domains.to_vec() }
     }
 
@@ -77,11 +74,8 @@ impl AcmeStore {
         let file = self.folder.join(CERTIFICATE);
         let identity = Identity::from_pem(key, chain, &file)?;
         if !identity.is_for(&self.domains) {
-            return Err(mpvpn_input::Error::Content {
-                path: file,
-                expected: "a certificate for the names of [acme]",
-                found: "one for other names from the CA".into(),
-            });
+            let expected = "a certificate for the names of [acme]";
+            return Err(mpvpn_input::Error::content(file, expected, "one for other names from the CA"));
         }
         files::write_secret(&file, format!("{key}{chain}").as_bytes())?;
         Ok(identity)
