@@ -18,6 +18,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use derive_more::Into;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -39,7 +40,8 @@ use crate::error::OsError;
 const BACKLOG: i32 = 4096;
 
 /// A TCP connection, or one that is being established.
-#[derive(Debug)]
+#[derive(Debug, Into)]
+#[into(TcpStream)]
 pub struct TcpSocket(OwnedFd);
 
 impl TcpSocket {
@@ -203,7 +205,7 @@ fn new_socket(ip: IpAddr, protocol: Protocol) -> io::Result<OwnedFd> {
 }
 
 /// A listening socket.
-#[derive(Debug)]
+#[derive(Debug, Into)]
 pub struct TcpAcceptor(TcpListener);
 
 impl TcpAcceptor {
@@ -262,18 +264,6 @@ impl TcpAcceptor {
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-}
-
-impl From<TcpAcceptor> for TcpListener {
-    fn from(acceptor: TcpAcceptor) -> Self {
-        acceptor.0
-    }
-}
-
-impl From<TcpSocket> for TcpStream {
-    fn from(socket: TcpSocket) -> Self {
-        socket.0.into()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Sharing the tunnel of a client with a LAN (`--share`): forwarding, and source NAT to the tunnel's address.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
+use derive_more::Display;
 use ipnet::IpNet;
 
 use super::{AppliedSteps, Families, enable_forwarding};
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// The hosts that may use the tunnel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum ShareSource {
     /// Hosts behind this interface.
     Interface(String),
@@ -33,15 +34,6 @@ impl FromStr for ShareSource {
         match check_interface_name(text) {
             Ok(()) => Ok(Self::Interface(text.to_owned())),
             Err(_) => Err(OsError::InvalidShareSource { text: text.to_owned() }),
-        }
-    }
-}
-
-impl fmt::Display for ShareSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Interface(name) => f.write_str(name),
-            Self::Network(network) => write!(f, "{network}"),
         }
     }
 }
