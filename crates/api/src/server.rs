@@ -303,11 +303,7 @@ fn check_socket_unused(path: &Path) -> Result<()> {
         Err(error) => return Err(Error::file("create", path)(error)),
     };
     if !meta.file_type().is_socket() {
-        return Err(Error::Content {
-            path: path.into(),
-            expected: "nothing or a unix socket",
-            found: "another kind of file".into(),
-        });
+        return Err(Error::content(path, "nothing or a unix socket", "another kind of file"));
     }
     match connect_nonblocking(path) {
         Ok(stream) => {

@@ -48,11 +48,8 @@ pub fn values(kind: FileKind, file: Option<&Path>, args: &[String]) -> Result<Ve
         FileKind::Client | FileKind::Proxy => ClientOptions::augment_args(command),
     };
     let text = file.map_or(Ok(String::new()), files::read_text)?;
-    let document = Document::parse(text.as_str()).map_err(|error| Error::Content {
-        path: file.unwrap_or(Path::new("")).to_owned(),
-        expected: "TOML",
-        found: error.to_string(),
-    })?;
+    let document = Document::parse(text.as_str())
+        .map_err(|error| Error::content(file.unwrap_or(Path::new("")), "TOML", error))?;
     let mut values = Vec::new();
     let given = options_of(args);
     for arg in command.get_arguments() {

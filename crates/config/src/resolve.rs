@@ -432,11 +432,8 @@ impl ClientConfig {
         let Some(file) = &self.token_file else { return Ok(self.token.clone()) };
         let bytes = files::read_secret(file)?;
         let token = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
-        token.map(Some).ok_or_else(|| Error::Content {
-            path: file.clone(),
-            expected: "one bearer token on one line",
-            found: "something else".into(),
-        })
+        let bad = || Error::content(file, "one bearer token on one line", "something else");
+        token.map(Some).ok_or_else(bad)
     }
 }
 

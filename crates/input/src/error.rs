@@ -142,6 +142,11 @@ impl Error {
         move |source| Self::File { doing, path, source }
     }
 
+    /// An error of the file `path`, in which something else than `expected` was found.
+    pub fn content(path: impl Into<PathBuf>, expected: &'static str, found: impl ToString) -> Self {
+        Self::Content { path: path.into(), expected, found: found.to_string() }
+    }
+
     /// An example of each kind and of each next step, for `docs/reference`; variable parts are in capitals.
     pub fn examples() -> Vec<Self> {
         let io = std::io::Error::from;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::fs::{Mode, OFlags};
-use toml_edit::{DocumentMut, TomlError};
+use toml_edit::DocumentMut;
 
 use crate::{Error, Result};
 
@@ -35,21 +35,13 @@ pub fn read_by(reader: ReadFile) {
 /// The whole text of `path`.
 pub fn read_text(path: &Path) -> Result<String> {
     let bytes = read(path)?;
-    String::from_utf8(bytes).map_err(|_| Error::Content {
-        path: path.into(),
-        expected: "text in UTF-8",
-        found: "other bytes".into(),
-    })
+    String::from_utf8(bytes).map_err(|_| Error::content(path, "text in UTF-8", "other bytes"))
 }
 
 /// The TOML in `path`, whose comments stay when it is changed; that of `new` if there is no such file.
 pub fn read_toml(path: &Path, new: &str, expected: &'static str) -> Result<DocumentMut> {
     let text = if path.exists() { read_text(path)? } else { new.to_owned() };
-    text.parse().map_err(|error: TomlError| Error::Content {
-        path: path.into(),
-        expected,
-        found: error.to_string(),
-    })
+    text.parse::<DocumentMut>().map_err(|error| Error::content(path, expected, error))
 }
 
 /// The whole content of `path`, at most `MAX_FILE_BYTES` bytes.
@@ -74,13 +66,18 @@ pub fn read_up_to(path: &Path, limit: u64) -> Result<Vec<u8>> {
     }
     .map_err(error())?;
     if bytes.len() as u64 > limit {
-        return Err(Error::Content {
-            path: path.into(),
-            expected: if limit == MAX_FILE_BYTES { "at most 4 MiB" } else { "at most 128 MiB" },
-            found: "more than that".into(),
-        });
+        let expected = if limit == MAX_FILE_BYTES { "at most 4 MiB" } else { "at most 128 MiB" };
+        return Err(Error::content(path, expected, "more than that"));
     }
     Ok(bytes)
+}
+
+/// The result of reading a file; `None` if there is no such file.
+pub fn if_present<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
 }
 
 /// Reads a file with a secret, and warns if other users can read it, too.
@@ -196,11 +193,7 @@ pub fn move_away(path: &Path) -> Result<PathBuf> {
 
 /// `content` as JSON, for the file `path`.
 pub fn json(path: &Path, content: &impl serde::Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec(content).map_err(|error| Error::Content {
-        path: path.into(),
-        expected: "what can be written as JSON",
-        found: error.to_string(),
-    })
+    serde_json::to_vec(content).map_err(|error| Error::content(path, "what can be written as JSON", error))
 }
 
 /// Gives `new` the owner and the mode of the file that it is about to replace. If there is none, and root

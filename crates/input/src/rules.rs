@@ -2,6 +2,7 @@
 
 use std::{fmt, net::IpAddr, ops::RangeInclusive};
 
+use derive_more::Into;
 use ipnet::IpNet;
 
 use super::values::{Text, host_bits};
@@ -32,22 +33,12 @@ impl fmt::Display for Ports {
 }
 
 /// The name of a user.
+#[derive(Into)]
 pub struct UserName(String);
 
 /// A network or an address.
+#[derive(Into)]
 pub struct Prefix(pub IpNet);
-
-impl From<UserName> for String {
-    fn from(name: UserName) -> Self {
-        name.0
-    }
-}
-
-impl From<Prefix> for IpNet {
-    fn from(prefix: Prefix) -> Self {
-        prefix.0
-    }
-}
 
 impl Text for UserName {
     const EXPECTED: &'static str = "a user's name in quotes";

@@ -8,7 +8,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net};
 use mpvpn_packet::public::is_public;
 use mpvpn_types::{PortHolder, PortProtocol};
-use toml_edit::{Array, DocumentMut, TomlError, value};
+use toml_edit::{Array, DocumentMut, value};
 
 use super::{
     firewall::{Firewall, Openings},
@@ -159,12 +159,12 @@ fn drop_in_steps(machine: &MachineFacts, instance: &Instance) -> Vec<Step> {
 fn file_text(machine: &MachineFacts, wishes: &ServerWishes) -> Result<String> {
     let path = wishes.instance.file();
     let is_new = machine.file.is_none();
-    let mut document: DocumentMut =
-        machine.file.as_deref().unwrap_or_default().parse().map_err(|error: TomlError| Error::Content {
-            path,
-            expected: "the configuration of a server",
-            found: error.to_string(),
-        })?;
+    let mut document = machine
+        .file
+        .as_deref()
+        .unwrap_or_default()
+        .parse::<DocumentMut>()
+        .map_err(|error| Error::content(path, "the configuration of a server", error))?;
     if is_new || wishes.port.is_some() {
         let port = wishes.port.unwrap_or(DEFAULT_PORT);
         let listen: Vec<String> =

@@ -4,16 +4,14 @@
 //! a file of its own, of mode 0600; a file that cannot be understood is moved away, and the client begins a
 //! new session.
 
-use std::{
-    io::ErrorKind,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use mpvpn_input::{Error, Result, files, values::ServerAddr};
+use crate::file;
+use mpvpn_input::{Result, values::ServerAddr};
 
 /// Most addresses in a file: those of a session with all classes. More: what somebody wrote there takes
 /// memory.
@@ -60,23 +58,8 @@ impl KeptSession {
     /// # Errors
     /// If the file is there and cannot be read or moved away.
     pub fn load(path: &Path, server: &ServerAddr) -> Result<Option<Self>> {
-        let bytes = match files::read_secret(path) {
-            Ok(bytes) => bytes,
-            Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        match parse(&bytes) {
-            Ok((of, session)) => Ok((of == server.to_string()).then_some(session)),
-            Err(why) => {
-                let bad = files::move_away(path)?;
-                tracing::warn!(
-                    "{} cannot be understood ({why}), so this client may get other addresses; the file was renamed to {}",
-                    path.display(),
-                    bad.display()
-                );
-                Ok(None)
-            }
-        }
+        let kept = file::load(path, parse, "this client may get other addresses")?;
+        Ok(kept.filter(|(of, _)| *of == server.to_string()).map(|(_, session)| session))
     }
 
     /// Writes the file `path` of a client of `server`.
@@ -84,16 +67,13 @@ impl KeptSession {
     /// # Errors
     /// If the file or its folder cannot be made.
     pub fn save(&self, path: &Path, server: &ServerAddr) -> Result<()> {
-        if let Some(dir) = path.parent() {
-            files::create_private_dir(dir)?;
-        }
         let content = SessionFile {
             server: server.to_string(),
             secret: STANDARD.encode(&self.secret),
             addresses: self.addresses.clone(),
             additional: self.additional.clone(),
         };
-        files::write_secret(path, &files::json(path, &content)?)
+        file::save(path, &content)
     }
 }
 

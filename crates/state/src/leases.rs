@@ -5,12 +5,13 @@
 //! and has mode 0600; a file that cannot be understood is moved away; the number of leases is bounded, and
 //! the last used are kept.
 
-use std::{io::ErrorKind, net::IpAddr, path::Path};
+use std::{net::IpAddr, path::Path};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 
-use mpvpn_input::{Error, Result, files};
+use crate::file;
+use mpvpn_input::Result;
 
 /// Leases in a file: more than the default limit of clients, and with eight addresses each below the largest
 /// file that is read. More: a file that takes long to write; fewer: clients that were away for long get other
@@ -54,24 +55,9 @@ struct Entry {
 /// # Errors
 /// If the file is there and cannot be read or moved away.
 pub fn load(path: &Path) -> Result<Vec<KeptLease>> {
-    let bytes = match files::read_secret(path) {
-        Ok(bytes) => bytes,
-        Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    match parse(&bytes) {
-        Ok(leases) => Ok(leases),
-        Err(why) => {
-            let bad = files::move_away(path)?;
-            tracing::warn!(
-                "{} cannot be understood ({why}), so sessions of clients that are away are forgotten: clients ask for the addresses \
-                 that they had; the file was renamed to {}",
-                path.display(),
-                bad.display()
-            );
-            Ok(Vec::new())
-        }
-    }
+    let effect =
+        "sessions of clients that are away are forgotten: clients ask for the addresses that they had";
+    file::load(path, parse, effect).map(Option::unwrap_or_default)
 }
 
 /// Writes the file `path`.
@@ -79,9 +65,6 @@ pub fn load(path: &Path) -> Result<Vec<KeptLease>> {
 /// # Errors
 /// If the file or its folder cannot be made.
 pub fn save(path: &Path, mut leases: Vec<KeptLease>) -> Result<()> {
-    if let Some(dir) = path.parent() {
-        files::create_private_dir(dir)?;
-    }
     leases.sort_by_key(|lease| std::cmp::Reverse(lease.last_used));
     leases.truncate(MAX_LEASES);
     let entry = |lease: KeptLease| Entry {
@@ -91,7 +74,7 @@ pub fn save(path: &Path, mut leases: Vec<KeptLease>) -> Result<()> {
         last_used: lease.last_used,
     };
     let content = LeaseFile { version: VERSION, leases: leases.into_iter().map(entry).collect() };
-    files::write_secret(path, &files::json(path, &content)?)
+    file::save(path, &content)
 }
 
 /// Checks the content of such a file.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+mod file;
 pub mod kept_session;
 pub mod leases;
 pub mod quota_usage;

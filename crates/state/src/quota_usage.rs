@@ -6,12 +6,12 @@
 
 use std::{
     collections::BTreeMap,
-    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
+use crate::file;
 use mpvpn_input::{Error, Result, files};
 
 /// The data that a link or user has carried in its month.
@@ -79,12 +79,8 @@ struct UsageFile {
 /// # Errors
 /// If the file is there and cannot be read, or not be understood.
 pub fn read(path: &Path, holders: QuotaHolders) -> Result<BTreeMap<String, QuotaUsage>> {
-    let bytes = match files::read(path) {
-        Ok(bytes) => bytes,
-        Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        Err(error) => return Err(error),
-    };
-    let bad = |found| Error::Content { path: path.into(), expected: "the used parts of quotas", found };
+    let Some(bytes) = files::if_present(files::read(path))? else { return Ok(BTreeMap::new()) };
+    let bad = |found| Error::content(path, "the used parts of quotas", found);
     let content: UsageFile = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
     let found = match holders {
         QuotaHolders::Links => content.links,
@@ -100,18 +96,12 @@ pub fn read(path: &Path, holders: QuotaHolders) -> Result<BTreeMap<String, Quota
 pub fn load(path: &Path, holders: QuotaHolders) -> Result<BTreeMap<String, QuotaUsage>> {
     match read(path, holders) {
         Err(Error::Content { found, .. }) => {
-            let bad = files::move_away(path)?;
             let (all, command) = match holders {
                 QuotaHolders::Links => ("links", "mpvpn link show"),
                 QuotaHolders::Users => ("users", "mpvpn user list"),
             };
-            tracing::warn!(
-                "{} cannot be understood ({found}), so the quotas of all {all} count from 0; the file was renamed to {}; \
-                 `{command}` shows how much is used",
-                path.display(),
-                bad.display()
-            );
-            Ok(BTreeMap::new())
+            let effect = format!("the quotas of all {all} count from 0 (`{command}` shows how much is used)");
+            file::move_away(path, &found, &effect).map(|()| BTreeMap::new())
         }
         read => read,
     }
@@ -122,15 +112,12 @@ pub fn load(path: &Path, holders: QuotaHolders) -> Result<BTreeMap<String, Quota
 /// # Errors
 /// If the file or its folder cannot be made.
 pub fn save(path: &Path, holders: QuotaHolders, used: &BTreeMap<String, QuotaUsage>) -> Result<()> {
-    if let Some(dir) = path.parent() {
-        files::create_private_dir(dir)?;
-    }
     let used = Some(used.clone());
     let content = match holders {
         QuotaHolders::Links => UsageFile { links: used, users: None },
         QuotaHolders::Users => UsageFile { links: None, users: used },
     };
-    files::write_secret(path, &files::json(path, &content)?)
+    file::save(path, &content)
 }
 
 #[cfg(test)]
