@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mpvpn_input::role::Role;
 use mpvpn_status::{
     Client, Link, Overview, Path, PathState, Status,
-    rates::{Counters, Rate, Rates},
+    rates::{Counters, Rate, Rates, class_key, link_key, path_key},
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -45,37 +45,22 @@ impl RateMeter {
 
     /// Takes the counters of a client.
     pub(crate) fn take_status(&mut self, status: &Status) {
-        let links =
-            status.links.iter().map(|link| of_client(link_key(&link.name), link.tx_bytes, link.rx_bytes));
-        let paths =
-            status.paths.iter().map(|path| of_client(path_key("", path), path.tx_bytes, path.rx_bytes));
-        let classes = status
-            .classes
-            .iter()
-            .map(|class| of_client(class_key(&class.name), class.tx_bytes, class.rx_bytes));
-        self.take(status.uptime_s, links.chain(paths).chain(classes));
+        self.take(status.uptime_s, Counters::of_status(status));
     }
 
     /// Takes the counters of a server.
     pub(crate) fn take_overview(&mut self, overview: &Overview) {
-        let of_server = |key, tx_bytes, rx_bytes| of_client(key, rx_bytes, tx_bytes);
-        let sessions = overview
-            .sessions
-            .iter()
-            .map(|session| of_server(session.id.to_string(), session.tx_bytes, session.rx_bytes));
+        let sessions = overview.sessions.iter().map(|session| {
+            Counters::new(Role::Server, session.id.to_string(), session.tx_bytes, session.rx_bytes)
+        });
         let paths = overview.shown.iter().zip(&overview.status.clients).flat_map(|(id, client)| {
             let owner = id.to_string();
-            client
-                .paths
-                .iter()
-                .map(move |path| of_server(path_key(&owner, path), path.tx_bytes, path.rx_bytes))
+            Counters::of_paths(Role::Server, &owner, &client.paths).collect::<Vec<_>>()
         });
-        let classes = overview
-            .status
-            .classes
-            .iter()
-            .map(|class| of_server(class_key(&class.name), class.tx_bytes, class.rx_bytes));
-        self.take(overview.status.uptime_s, sessions.chain(paths).chain(classes));
+        self.take(
+            overview.status.uptime_s,
+            sessions.chain(paths).chain(Counters::of_status(&overview.status)),
+        );
     }
 
     fn take(&mut self, uptime: f64, counters: impl Iterator<Item = Counters>) {
@@ -93,13 +78,10 @@ impl RateMeter {
 
     /// The sum over all links of a client, or over all classes of a server.
     fn total(&self, status: &Status) -> Rate {
-        let keys: Vec<String> = match status.role {
-            Role::Client => status.links.iter().map(|link| link_key(&link.name)).collect(),
-            Role::Server => status.classes.iter().map(|class| class_key(&class.name)).collect(),
-        };
-        keys.iter()
-            .map(|key| self.rates.now(key))
-            .fold(Rate::default(), |sum, rate| Rate { down: sum.down + rate.down, up: sum.up + rate.up })
+        match status.role {
+            Role::Client => self.rates.total(status.links.iter().map(|link| link_key(&link.name))),
+            Role::Server => self.rates.total(status.classes.iter().map(|class| class_key(&class.name))),
+        }
     }
 
     /// All sessions with their rates.
@@ -206,22 +188,6 @@ impl RateMeter {
         let rate = self.session(id);
         Ok(ShownClient { id: owner, tx_bps: rate.down as u64, rx_bps: rate.up as u64, fields })
     }
-}
-
-fn of_client(key: String, tx_bytes: u64, rx_bytes: u64) -> Counters {
-    Counters { key, down_bytes: rx_bytes, up_bytes: tx_bytes }
-}
-
-fn link_key(name: &str) -> String {
-    format!("link {name}")
-}
-
-fn class_key(name: &str) -> String {
-    format!("class {name}")
-}
-
-fn path_key(owner: &str, path: &Path) -> String {
-    format!("path {owner} {}", path.id)
 }
 
 fn stored(rate: Rate) -> history::Rates {

@@ -5,6 +5,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use mpvpn_input::role::Role;
+
+use crate::{Path, Status};
+
 /// Rates towards the client (`down`) and from the client (`up`), in bit/s.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
@@ -48,6 +52,51 @@ pub struct Counters {
     pub up_bytes: u64,
 }
 
+impl Counters {
+    /// The counters of a process with this role; at a server, sent bytes go down.
+    pub fn new(role: Role, key: String, tx_bytes: u64, rx_bytes: u64) -> Self {
+        let (down_bytes, up_bytes) = match role {
+            Role::Server => (tx_bytes, rx_bytes),
+            Role::Client => (rx_bytes, tx_bytes),
+        };
+        Self { key, down_bytes, up_bytes }
+    }
+
+    /// The counters of the links, classes and paths of a process, without those of its clients.
+    pub fn of_status(status: &Status) -> impl Iterator<Item = Self> {
+        let role = status.role;
+        let links = status
+            .links
+            .iter()
+            .map(move |link| Self::new(role, link_key(&link.name), link.tx_bytes, link.rx_bytes));
+        let classes = status
+            .classes
+            .iter()
+            .map(move |class| Self::new(role, class_key(&class.name), class.tx_bytes, class.rx_bytes));
+        links.chain(classes).chain(Self::of_paths(role, "", &status.paths))
+    }
+
+    /// The counters of the paths of a client of a server, or of a process itself, whose name is empty.
+    pub fn of_paths(role: Role, owner: &str, paths: &[Path]) -> impl Iterator<Item = Self> {
+        paths.iter().map(move |path| Self::new(role, path_key(owner, path), path.tx_bytes, path.rx_bytes))
+    }
+}
+
+/// The key of the link with this name.
+pub fn link_key(name: &str) -> String {
+    format!("link {name}")
+}
+
+/// The key of the class with this name.
+pub fn class_key(name: &str) -> String {
+    format!("class {name}")
+}
+
+/// The key of a path of `owner`; see [`Counters::of_paths`].
+pub fn path_key(owner: &str, path: &Path) -> String {
+    format!("path {owner} {}", path.id)
+}
+
 impl Rates {
     /// No rates yet. The last `max_samples` of each counter are kept, at least one.
     pub fn new(max_samples: usize) -> Self {
@@ -76,6 +125,12 @@ impl Rates {
             }
             self.series.insert(key, Series { down_bytes, up_bytes, rates });
         }
+    }
+
+    /// The sum of the latest rates of these counters.
+    pub fn total(&self, keys: impl Iterator<Item = String>) -> Rate {
+        let add = |sum: Rate, rate: Rate| Rate { down: sum.down + rate.down, up: sum.up + rate.up };
+        keys.map(|key| self.now(&key)).fold(Rate::default(), add)
     }
 
     /// The latest rate; 0 before the second status.

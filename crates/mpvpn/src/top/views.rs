@@ -6,7 +6,7 @@ use mpvpn_input::role::Role;
 use mpvpn_status::{
     Class, Client, FlowList, FlowState, Link, LinkState, Path, PathState, State, Status, User, UserState,
     format_bytes, format_duration, format_rate,
-    rates::{Counters, Rate, Rates},
+    rates::{Counters, Rate, Rates, class_key, link_key, path_key},
 };
 
 use super::sheet::{Cell, Column, Health, Row, Sheet, number, text};
@@ -62,43 +62,22 @@ impl View {
 
 /// The counters of everything in a status that has a rate.
 pub(super) fn counters(status: &Status) -> Vec<Counters> {
-    let is_server = status.role == Role::Server;
-    let counters = |key: String, tx_bytes: u64, rx_bytes: u64| match is_server {
-        true => Counters { key, down_bytes: tx_bytes, up_bytes: rx_bytes },
-        false => Counters { key, down_bytes: rx_bytes, up_bytes: tx_bytes },
+    let of_client = |client: &Client| {
+        let (name, paths) = (client_name(client), &client.paths);
+        let own = Counters::new(Role::Server, client_key(client), client.tx_bytes, client.rx_bytes);
+        Counters::of_paths(Role::Server, &name, paths).chain([own]).collect::<Vec<_>>()
     };
-    let links = status.links.iter().map(|link| counters(link_key(&link.name), link.tx_bytes, link.rx_bytes));
-    let classes =
-        status.classes.iter().map(|class| counters(class_key(&class.name), class.tx_bytes, class.rx_bytes));
-    let clients =
-        status.clients.iter().map(|client| counters(client_key(client), client.tx_bytes, client.rx_bytes));
-    let paths = all_paths(status).map(|(key, path)| counters(key, path.tx_bytes, path.rx_bytes));
-    links.chain(classes).chain(clients).chain(paths).collect()
+    Counters::of_status(status).chain(status.clients.iter().flat_map(of_client)).collect()
 }
 
 /// The sum of the rates of a process: of its links, or of its clients.
 pub(super) fn total(status: &Status, rates: &Rates) -> Rate {
-    let links = status.links.iter().map(|link| rates.now(&link_key(&link.name)));
-    let clients = status.clients.iter().map(|client| rates.now(&client_key(client)));
-    links
-        .chain(clients)
-        .fold(Rate::default(), |sum, rate| Rate { down: sum.down + rate.down, up: sum.up + rate.up })
-}
-
-fn link_key(name: &str) -> String {
-    format!("link {name}")
-}
-
-fn class_key(name: &str) -> String {
-    format!("class {name}")
+    let links = status.links.iter().map(|link| link_key(&link.name));
+    rates.total(links.chain(status.clients.iter().map(client_key)))
 }
 
 fn client_key(client: &Client) -> String {
     format!("client {}", client_name(client))
-}
-
-fn path_key(owner: &str, id: &str) -> String {
-    format!("path {owner} {id}")
 }
 
 /// The name of a session: its user and its first address.
@@ -111,10 +90,10 @@ fn client_name(client: &Client) -> String {
 
 /// The paths of a process with their keys.
 fn all_paths(status: &Status) -> impl Iterator<Item = (String, &Path)> {
-    let own = status.paths.iter().map(|path| (path_key("", &path.id), path));
+    let own = status.paths.iter().map(|path| (path_key("", path), path));
     let of_clients = status.clients.iter().flat_map(|client| {
         let name = client_name(client);
-        client.paths.iter().map(move |path| (path_key(&name, &path.id), path))
+        client.paths.iter().map(move |path| (path_key(&name, path), path))
     });
     own.chain(of_clients)
 }
@@ -142,6 +121,13 @@ fn share(rate: Rate, sum: f64) -> Cell {
     }
     let share = 100.0 * rate.sum() / sum;
     Cell::number(share, format!("{share:.0} %"))
+}
+
+/// How much of a quota is used; empty without one.
+fn quota_text(quota: Option<u64>, used: Option<u64>) -> String {
+    let text =
+        |quota| format!("{} of {} of the month used", format_bytes(used.unwrap_or(0)), format_bytes(quota));
+    quota.map_or_else(String::new, text)
 }
 
 /// Texts that are not empty, joined.
@@ -178,13 +164,7 @@ fn links(status: &Status, rates: &Rates) -> Sheet {
             optional(lowest_rtt, milliseconds),
             optional(highest_loss, percent),
         ];
-        let quota = link.quota_bytes.map_or_else(String::new, |quota| {
-            format!(
-                "{} of {} of the month used",
-                format_bytes(link.quota_used_bytes.unwrap_or(0)),
-                format_bytes(quota)
-            )
-        });
+        let quota = quota_text(link.quota_bytes, link.quota_used_bytes);
         let addresses: Vec<_> = link.addresses.iter().map(ToString::to_string).collect();
         Row {
             health: match link.state {
@@ -355,10 +335,7 @@ const USERS: &[Column] = columns! {
 fn users(status: &Status) -> Sheet {
     let cap = |cap: Option<u64>| cap.map_or_else(Cell::unknown, |cap| rate_cell(cap as f64));
     let row = |user: &User| {
-        let quota = user.quota_bytes.map_or_else(String::new, |quota| {
-            let used = format_bytes(user.quota_used_bytes.unwrap_or(0));
-            format!("{used} of {} of the month used", format_bytes(quota))
-        });
+        let quota = quota_text(user.quota_bytes, user.quota_used_bytes);
         let sessions = user.max_sessions.map_or_else(String::new, |most| format!("at most {most} sessions"));
         Row {
             key: user.name.clone(),
