@@ -6,6 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use ipnet::IpNet;
 
 use mpvpn_input::values::{ServerAddr, Text};
+use mpvpn_masque::template::unescape;
 
 /// Default port of an `http` URI (RFC 9110 §4.2.1).
 const DEFAULT_PORT: u16 = 80;
@@ -88,7 +89,7 @@ impl FromStr for ViaProxy {
 
 fn read_credentials(text: &str) -> Result<ProxyCredentials, String> {
     let (user, password) = text.split_once(':').unwrap_or((text, ""));
-    let read = |part| percent_decode(part).filter(|part| !part.chars().any(char::is_control));
+    let read = |part| unescape(part).filter(|part| !part.chars().any(char::is_control));
     match (read(user), read(password)) {
         // The name must have no colon (RFC 7617, section 2).
         (Some(user), Some(password)) if !user.contains(':') && text.len() <= MAX_CREDENTIALS_BYTES => {
@@ -99,24 +100,6 @@ fn read_credentials(text: &str) -> Result<ProxyCredentials, String> {
                 .into())
         }
     }
-}
-
-/// Decodes percent-encoding (RFC 3986 §2.1); `None` if an escape is broken or the result is not UTF-8.
-fn percent_decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let (digits, tail) = rest.split_at_checked(2)?;
-        let digit = |at: usize| char::from(digits[at]).to_digit(16);
-        bytes.push((digit(0)? << 4 | digit(1)?) as u8);
-        rest = tail;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 impl Text for ViaOption {

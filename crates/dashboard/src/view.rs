@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 
 use mpvpn_status::SessionSummary;
+use percent_encoding::percent_decode_str;
 
 /// Sessions that a browser gets at a time, each of some 2 kB with its paths. More: larger frames, up to four
 /// times a second; fewer: more pages to turn.
@@ -162,21 +163,8 @@ impl SessionOrder {
 pub(crate) fn query_pairs(query: &str) -> impl Iterator<Item = (&str, String)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (key, decode(value))
+        (key, percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
     })
-}
-
-fn decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let decoded =
-            digits.filter(|_| *first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        rest = if decoded.is_some() { &after[2..] } else { after };
-        bytes.push(decoded.unwrap_or(if *first == b'+' { b' ' } else { *first }));
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! expressions are in path or query only, and have the form `{a}`, `{a,b}`, `{?a,b}` or `{&a,b}`; a variable
 //! is followed by a character that no value contains, so that a path matches in only one way.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::borrow::Cow;
 
 /// Maximum length in bytes of a template, and of a path to match: longer URIs are not in use (RFC 9110 §4.1
@@ -296,36 +297,19 @@ fn split_value(path: &str) -> (&str, &str) {
 /// Percent-encodes all characters except unreserved ones (RFC 6570 §3.2.1) and `*`, which a path may contain
 /// (RFC 3986 §3.3): deployed servers compare `/*/*/` literally.
 fn escape(value: &str) -> Cow<'_, str> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~*".contains(&byte);
-    if value.bytes().all(is_plain) {
-        return Cow::Borrowed(value);
-    }
-    let mut escaped = String::with_capacity(value.len() * 3);
-    for byte in value.bytes() {
-        match byte {
-            byte if is_plain(byte) => escaped.push(char::from(byte)),
-            byte => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    Cow::Owned(escaped)
+    const ESCAPED: &AsciiSet =
+        &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'*');
+    utf8_percent_encode(value, ESCAPED).into()
 }
 
-/// Percent-decodes a value; `None` if an escape is malformed or the result is not UTF-8.
-fn unescape(value: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, after) = rest.split_first_chunk::<2>()?;
-        let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
-        bytes.push((high? << 4 | low?) as u8);
-        rest = after;
-    }
-    String::from_utf8(bytes).ok()
+/// Percent-decodes a value (RFC 3986 §2.1); `None` if an escape is malformed or the result is not UTF-8.
+#[must_use]
+pub fn unescape(value: &str) -> Option<String> {
+    let is_escape = |text: &str| {
+        text.as_bytes().first_chunk::<2>().is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let decoded = value.split('%').skip(1).all(is_escape).then(|| percent_decode_str(value))?;
+    decoded.decode_utf8().ok().map(Cow::into_owned)
 }
 
 #[cfg(test)]
