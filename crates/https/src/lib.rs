@@ -86,6 +86,8 @@ const CLOSE_FLUSH_TIME: Duration = Duration::from_millis(100);
 /// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: clients
 /// wait. Chosen.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// The reason of a refusal: the slot of a connection went to a newer one.
+const EVICTED: &str = "evicted by a newer connection";
 
 /// These connections carry packets: TCP keeps few unsent bytes (a queue in TCP is a queue that nothing
 /// overtakes), retransmits at least once a second (links that return are used soon), and gives up after 30 s.
@@ -234,17 +236,13 @@ impl Listener {
                     };
                     match limiter.acquire_evicting(source) {
                         Ok(slot) => drop(connections.spawn(Arc::clone(&self).connection(stream, peer, slot))),
-                        Err(limit) => self.context.log_refusal(source, &limit),
+                        Err(limit) => self.context.log_refusal(peer.ip(), &limit),
                     }
                 }
                 Err(error) if concerns_one_connection(&error) => {}
                 Err(error) => {
-                    if self
-                        .context
-                        .refusal_log
-                        .on_refused(Instant::now(), ClientNetwork::of(self.quic.ip()))
-                        .is_some()
-                    {
+                    let source = ClientNetwork::of(self.quic.ip());
+                    if self.context.refusal_log.on_refused(Instant::now(), source).is_some() {
                         tracing::warn!(%error, "cannot accept TCP connections (QUIC is not affected): raise the limit of open files if none are left");
                     }
                     sleep(ACCEPT_RETRY_DELAY).await;
@@ -267,21 +265,17 @@ impl Listener {
         let evicted = slot.evicted();
         let accepted = tokio::select! {
             accepted = timeout(TLS_HANDSHAKE_TIMEOUT, self.context.tls.0.accept(stream)) => accepted,
-            () = evicted.notified() => return self.context.log_refusal(ClientNetwork::of(peer.ip()), &"evicted by a newer connection"),
+            () = evicted.notified() => return self.context.log_refusal(peer.ip(), &EVICTED),
         };
         let stream = match accepted {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => return tracing::debug!(%peer, %error, "the TLS handshake of a client failed"),
-            Err(_) => {
-                return self
-                    .context
-                    .log_refusal(ClientNetwork::of(peer.ip()), &"the TLS handshake took too long");
-            }
+            Err(_) => return self.context.log_refusal(peer.ip(), &"the TLS handshake took too long"),
         };
-        let source = ClientNetwork::of(peer.ip());
-        let unauthenticated = match self.context.unauthenticated.acquire_evicting(source) {
+        let limiter = &self.context.unauthenticated;
+        let unauthenticated = match limiter.acquire_evicting(ClientNetwork::of(peer.ip())) {
             Ok(unauthenticated) => unauthenticated,
-            Err(limit) => return self.context.log_refusal(source, &limit),
+            Err(limit) => return self.context.log_refusal(peer.ip(), &limit),
         };
         drop(slot);
         let (socket, session) = stream.get_ref();
@@ -291,9 +285,8 @@ impl Listener {
         }
         let agreed = session.alpn_protocol().map(|protocol| protocol == b"h2");
         let Ok(socket) = socket.as_fd().try_clone_to_owned() else {
-            return self
-                .context
-                .log_refusal(source, &"no descriptors are left: raise the limit of open files");
+            let why = "no descriptors are left: raise the limit of open files";
+            return self.context.log_refusal(peer.ip(), &why);
         };
         let certificate =
             session.peer_certificates().and_then(|chain| chain.first()).map(|leaf| leaf.to_vec());
@@ -348,7 +341,8 @@ impl ServerContext {
     }
 
     /// Logs a refusal and its reason, at most once a minute per network.
-    fn log_refusal(&self, source: ClientNetwork, why: &dyn std::fmt::Display) {
+    fn log_refusal(&self, client: IpAddr, why: &dyn std::fmt::Display) {
+        let source = ClientNetwork::of(client);
         if let Some(before) = self.refusal_log.on_refused(Instant::now(), source) {
             tracing::warn!(%source, %why, before, "refused a client on TCP");
         }
@@ -375,38 +369,26 @@ impl ServerContext {
         slot: Slot<ClientNetwork>,
     ) -> Option<(SocketAddr, Slot<ClientNetwork>)> {
         let evicted = slot.evicted();
+        let refuse = |client: IpAddr, why: &dyn std::fmt::Display| {
+            self.log_refusal(client, why);
+            None
+        };
         let client = tokio::select! {
             client = timeout(TLS_HANDSHAKE_TIMEOUT, proxy_protocol::read_client_address(stream)) => client,
-            () = evicted.notified() => {
-                self.log_refusal(ClientNetwork::of(balancer.ip()), &"evicted by a newer connection");
-                return None;
-            }
+            () = evicted.notified() => return refuse(balancer.ip(), &EVICTED),
         };
         let client = match client {
             Ok(Ok(client)) => client?,
             Ok(Err(error)) => {
                 tracing::debug!(%balancer, %error, "a load balancer sent no PROXY protocol header");
-                self.log_refusal(
-                    ClientNetwork::of(balancer.ip()),
-                    &"the load balancer sent no PROXY protocol header",
-                );
-                return None;
+                return refuse(balancer.ip(), &"the load balancer sent no PROXY protocol header");
             }
-            Err(_) => {
-                self.log_refusal(
-                    ClientNetwork::of(balancer.ip()),
-                    &"the PROXY protocol header took too long",
-                );
-                return None;
-            }
+            Err(_) => return refuse(balancer.ip(), &"the PROXY protocol header took too long"),
         };
         let client = SocketAddr::new(client.ip().to_canonical(), client.port());
         match self.handshakes.acquire_evicting(ClientNetwork::of(client.ip())) {
             Ok(slot) => Some((client, slot)),
-            Err(limit) => {
-                self.log_refusal(ClientNetwork::of(client.ip()), &limit);
-                None
-            }
+            Err(limit) => refuse(client.ip(), &limit),
         }
     }
 }
@@ -489,7 +471,7 @@ impl ClientConnection {
             Err(Denied::Missing | Denied::NoCertificate) => return RequestKind::Site,
             Err(_) if self.context.site.hides_credentials() => return RequestKind::Site,
             Err(denied) => {
-                self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &denied);
+                self.context.log_refusal(self.peer.ip(), &denied);
                 return RequestKind::Refused(Rejection::unauthorized(denied.to_string()));
             }
         };
@@ -519,7 +501,7 @@ impl ClientConnection {
     /// Waits until this connection's slot is given to a newer one; for ever after authentication.
     async fn evicted(&self) {
         self.evicted.notified().await;
-        self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &"evicted by a newer connection");
+        self.context.log_refusal(self.peer.ip(), &EVICTED);
     }
 
     /// Counts a request as in progress until the returned guard is dropped.
