@@ -4,9 +4,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netlink_packet_route::{
-    AddressFamily, RouteNetlinkMessage,
+    RouteNetlinkMessage,
     address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope},
 };
+
+use super::route;
 
 /// An address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +21,6 @@ pub struct AddressInfo {
     pub usable: bool,
     /// Whether its scope is smaller than global: link-local, or of this host.
     pub link_local: bool,
-}
-
-pub(super) fn list_request() -> RouteNetlinkMessage {
-    RouteNetlinkMessage::GetAddress(AddressMessage::default())
 }
 
 pub(super) fn add_request(index: u32, address: IpNet) -> RouteNetlinkMessage {
@@ -42,19 +40,12 @@ pub(super) fn add_request(index: u32, address: IpNet) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewAddress(message)
 }
 
-pub(super) fn remove_request(index: u32, address: IpNet) -> RouteNetlinkMessage {
-    RouteNetlinkMessage::DelAddress(message(index, address))
-}
-
-fn message(index: u32, address: IpNet) -> AddressMessage {
+pub(super) fn message(index: u32, address: IpNet) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.index = index;
     message.header.prefix_len = address.prefix_len();
     message.header.scope = AddressScope::Universe;
-    message.header.family = match address {
-        IpNet::V4(_) => AddressFamily::Inet,
-        IpNet::V6(_) => AddressFamily::Inet6,
-    };
+    message.header.family = route::family(address.addr());
     message.attributes.push(AddressAttribute::Local(address.addr()));
     message.attributes.push(AddressAttribute::Address(address.addr()));
     message

@@ -45,34 +45,16 @@ impl Interface {
     }
 }
 
-pub(super) fn list_request() -> RouteNetlinkMessage {
-    RouteNetlinkMessage::GetLink(LinkMessage::default())
-}
-
-pub(super) fn up_request(index: u32) -> RouteNetlinkMessage {
-    flag_request(index, LinkFlags::Up)
-}
-
-fn flag_request(index: u32, flags: LinkFlags) -> RouteNetlinkMessage {
+/// Sets these flags and attributes.
+pub(super) fn set_request(
+    index: u32,
+    flags: LinkFlags,
+    attributes: Vec<LinkAttribute>,
+) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
-    message.header.flags = flags;
-    message.header.change_mask = LinkFlags::Up;
-    RouteNetlinkMessage::SetLink(message)
-}
-
-pub(super) fn mtu_request(index: u32, mtu: u32) -> RouteNetlinkMessage {
-    attribute_request(index, LinkAttribute::Mtu(mtu))
-}
-
-pub(super) fn queue_request(index: u32, packets: u32) -> RouteNetlinkMessage {
-    attribute_request(index, LinkAttribute::TxQueueLen(packets))
-}
-
-fn attribute_request(index: u32, attribute: LinkAttribute) -> RouteNetlinkMessage {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.attributes.push(attribute);
+    (message.header.flags, message.header.change_mask) = (flags, flags);
+    message.attributes = attributes;
     RouteNetlinkMessage::SetLink(message)
 }
 

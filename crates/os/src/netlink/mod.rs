@@ -17,7 +17,10 @@ use ipnet::IpNet;
 pub use link::{Interface, LinkInfo};
 pub use monitor::{Event, Monitor};
 use neighbour::UnresolvedNeighbour;
-use netlink_packet_route::AddressFamily;
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage as Request,
+    link::{LinkAttribute, LinkFlags},
+};
 pub use route::{MAIN_TABLE, Route, RouteKind};
 pub use rule::{Family, Rule};
 pub(crate) use socket::receive;
@@ -40,7 +43,7 @@ impl Netlink {
 
     /// All interfaces, ordered by index.
     pub fn links(&mut self) -> Result<Vec<LinkInfo>, OsError> {
-        let messages = self.socket.dump("list", "interfaces", link::list_request())?;
+        let messages = self.socket.dump("list", "interfaces", Request::GetLink(Default::default()))?;
         let mut links: Vec<_> = messages.iter().filter_map(link::parse).collect();
         links.sort_by_key(|link| link.index);
         Ok(links)
@@ -59,7 +62,7 @@ impl Netlink {
 
     /// All addresses of all interfaces.
     pub fn addresses(&mut self) -> Result<Vec<AddressInfo>, OsError> {
-        let messages = self.socket.dump("list", "addresses", address::list_request())?;
+        let messages = self.socket.dump("list", "addresses", Request::GetAddress(Default::default()))?;
         Ok(messages.iter().filter_map(address::parse).collect())
     }
 
@@ -76,19 +79,22 @@ impl Netlink {
 
     /// Brings an interface up.
     pub fn set_up(&mut self, index: u32) -> Result<(), OsError> {
-        self.socket.change(Change::Set, "bring up interface", index, link::up_request(index))
+        let request = link::set_request(index, LinkFlags::Up, Vec::new());
+        self.socket.change(Change::Set, "bring up interface", index, request)
     }
 
     /// Sets the MTU of an interface, in bytes.
     pub fn set_mtu(&mut self, index: u32, mtu: u32) -> Result<(), OsError> {
         let object = format!("{mtu} of interface {index}");
-        self.socket.change(Change::Set, "set the MTU", object, link::mtu_request(index, mtu))
+        let request = link::set_request(index, LinkFlags::empty(), vec![LinkAttribute::Mtu(mtu)]);
+        self.socket.change(Change::Set, "set the MTU", object, request)
     }
 
     /// Sets the length of an interface's transmit queue, in packets; the kernel drops packets beyond it.
     pub fn set_queue_packets(&mut self, index: u32, packets: u32) -> Result<(), OsError> {
         let object = format!("{packets} of interface {index}");
-        self.socket.change(Change::Set, "set the queue length", object, link::queue_request(index, packets))
+        let request = link::set_request(index, LinkFlags::empty(), vec![LinkAttribute::TxQueueLen(packets)]);
+        self.socket.change(Change::Set, "set the queue length", object, request)
     }
 
     /// Adds an address. An IPv6 address is usable at once (no duplicate address detection). No error if the
@@ -103,7 +109,7 @@ impl Netlink {
     /// Removes an address.
     pub fn del_address(&mut self, index: u32, address: IpNet) -> Result<(), OsError> {
         let object = format!("{address} from interface {index}");
-        let request = address::remove_request(index, address);
+        let request = Request::DelAddress(address::message(index, address));
         self.socket.change(Change::Remove, "remove the address", object, request)
     }
 
@@ -112,7 +118,7 @@ impl Netlink {
     /// carrier have started resolutions that the kernel repeats only once a second (`retrans_time_ms`,
     /// arp(7)), and meanwhile it holds packets back.
     pub fn flush_unresolved_neighbours(&mut self, index: u32) -> Result<(), OsError> {
-        let messages = self.socket.dump("list", "neighbours", neighbour::list_request())?;
+        let messages = self.socket.dump("list", "neighbours", Request::GetNeighbour(Default::default()))?;
         let unresolved = messages.iter().filter_map(UnresolvedNeighbour::parse);
         for neighbour in unresolved.filter(|neighbour| neighbour.index == index) {
             let object = format!("{} of interface {index}", neighbour.address);
@@ -127,12 +133,12 @@ impl Netlink {
     /// # Errors
     /// If it exists already: then it belongs to another program or instance.
     pub fn add_route(&mut self, route: &Route) -> Result<(), OsError> {
-        self.socket.change(Change::Add, "add the route", route, route.add_request())
+        self.socket.change(Change::Add, "add the route", route, Request::NewRoute(route.message()))
     }
 
     /// Removes a route.
     pub fn del_route(&mut self, route: &Route) -> Result<(), OsError> {
-        self.socket.change(Change::Remove, "remove the route", route, route.remove_request())
+        self.socket.change(Change::Remove, "remove the route", route, Request::DelRoute(route.message()))
     }
 
     /// Adds a policy rule.
@@ -140,12 +146,12 @@ impl Netlink {
     /// # Errors
     /// If it exists already: then it belongs to another program or instance.
     pub fn add_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
-        self.socket.change(Change::Add, "add the rule", rule, rule.add_request())
+        self.socket.change(Change::Add, "add the rule", rule, Request::NewRule(rule.message()))
     }
 
     /// Removes a policy rule.
     pub fn del_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
-        self.socket.change(Change::Remove, "remove the rule", rule, rule.remove_request())
+        self.socket.change(Change::Remove, "remove the rule", rule, Request::DelRule(rule.message()))
     }
 }
 

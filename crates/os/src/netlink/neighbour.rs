@@ -7,11 +7,6 @@ use netlink_packet_route::{
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
 
-/// A request for the whole table, IPv4 and IPv6.
-pub(super) fn list_request() -> RouteNetlinkMessage {
-    RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())
-}
-
 /// An entry whose link-layer address the kernel is asking for without an answer so far (state
 /// NUD_INCOMPLETE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -70,15 +70,7 @@ impl Route {
         self.destination.prefix_len() == 0
     }
 
-    pub(super) fn add_request(&self) -> RouteNetlinkMessage {
-        RouteNetlinkMessage::NewRoute(self.message())
-    }
-
-    pub(super) fn remove_request(&self) -> RouteNetlinkMessage {
-        RouteNetlinkMessage::DelRoute(self.message())
-    }
-
-    fn message(&self) -> RouteMessage {
+    pub(super) fn message(&self) -> RouteMessage {
         let mut message = RouteMessage::default();
         let header = &mut message.header;
         header.address_family = family(self.destination.addr());
@@ -206,7 +198,7 @@ fn through_hop(route: &Route, hop: &RouteNextHop) -> Route {
     Route { interface: Some(hop.interface_index), gateway, ..route.clone() }
 }
 
-fn family(ip: IpAddr) -> AddressFamily {
+pub(super) fn family(ip: IpAddr) -> AddressFamily {
     match ip {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
@@ -231,9 +223,9 @@ mod tests {
         route.metric = Some(5);
         route.gateway = "192.0.2.1".parse().ok();
         route.source = "192.0.2.9".parse().ok();
-        assert_eq!(parse(&route.add_request()), [route]);
+        assert_eq!(parse(&RouteNetlinkMessage::NewRoute(route.message())), [route]);
         let nowhere = Route::unreachable("::/0".parse().unwrap(), 28_016);
-        assert_eq!(parse(&nowhere.remove_request()), [nowhere]);
+        assert_eq!(parse(&RouteNetlinkMessage::DelRoute(nowhere.message())), [nowhere]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ipnet::IpNet;
 use netlink_packet_route::{
-    AddressFamily, RouteNetlinkMessage,
+    AddressFamily,
     route::RouteHeader,
     rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
@@ -73,15 +73,7 @@ impl Rule {
         }
     }
 
-    pub(super) fn add_request(&self) -> RouteNetlinkMessage {
-        RouteNetlinkMessage::NewRule(self.message())
-    }
-
-    pub(super) fn remove_request(&self) -> RouteNetlinkMessage {
-        RouteNetlinkMessage::DelRule(self.message())
-    }
-
-    fn message(&self) -> RuleMessage {
+    pub(super) fn message(&self) -> RuleMessage {
         let mut message = RuleMessage::default();
         message.header.family = self.family.into();
         message.header.table = u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
@@ -135,6 +127,8 @@ impl fmt::Display for Rule {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::RouteNetlinkMessage;
+
     use super::*;
 
     /// Parses a rule that looks up a table; `None` for other actions.
@@ -186,8 +180,8 @@ mod tests {
         rule.output = Some("t0".into());
         rule.source = Some("fd00::/64".parse().unwrap());
         rule.destination = Some("fd01::/64".parse().unwrap());
-        assert_eq!(parse(&rule.add_request()), Some(rule.clone()));
-        assert_eq!(parse(&rule.remove_request()), Some(rule));
+        assert_eq!(parse(&RouteNetlinkMessage::NewRule(rule.message())), Some(rule.clone()));
+        assert_eq!(parse(&RouteNetlinkMessage::DelRule(rule.message())), Some(rule));
     }
 
     #[test]
