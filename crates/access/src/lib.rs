@@ -14,7 +14,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use mpvpn_packet::public::{embedded_ipv4, is_machine_only, is_public, machine_only_networks};
+use mpvpn_packet::public::{MACHINE_ONLY_NETWORKS, embedded_ipv4, is_machine_only, is_public};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -70,9 +70,9 @@ impl AccessRule {
     /// The first network of an allowing rule that allows nothing, because each address of it would have to
     /// be named alone.
     pub fn ineffective_network(&self) -> Option<&IpNet> {
-        let guarded = machine_only_networks();
         let is_ineffective = |net: &&IpNet| {
-            net.prefix_len() < net.max_prefix_len() && guarded.iter().any(|guarded| guarded.contains(*net))
+            net.prefix_len() < net.max_prefix_len()
+                && MACHINE_ONLY_NETWORKS.iter().any(|guarded| guarded.contains(*net))
         };
         self.to.iter().filter(|_| self.allow).find(is_ineffective)
     }

@@ -3,7 +3,10 @@
 //! In: an address. Out: whether it is public. Always holds: an IPv6 address that embeds an IPv4 address is
 //! only public if that one is.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::LazyLock,
+};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -85,7 +88,7 @@ pub fn embedding_networks(net: &IpNet) -> Vec<Ipv6Net> {
 /// Networks that a server's machine reaches with rights of its own, in all their forms: the machine itself
 /// (RFC 1122, RFC 4291), hosts of its links (RFC 3927, RFC 4291, multicast), and metadata of clouds, which
 /// give the rights of the machine that asks (Azure, Alibaba, AWS, Google; most are link-local).
-pub fn machine_only_networks() -> Vec<IpNet> {
+pub static MACHINE_ONLY_NETWORKS: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
     const V4: [Ipv4Net; 6] = [
         v4([0, 0, 0, 0], 8),
         v4([127, 0, 0, 0], 8),
@@ -105,12 +108,12 @@ pub fn machine_only_networks() -> Vec<IpNet> {
     let v4 = V4.map(IpNet::V4);
     let embedding = v4.iter().flat_map(embedding_networks).chain(V6).map(IpNet::V6);
     v4.iter().copied().chain(embedding).collect()
-}
+});
 
-/// Whether an address is of the [`machine_only_networks`].
+/// Whether an address is of the [`MACHINE_ONLY_NETWORKS`].
 pub fn is_machine_only(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
-    machine_only_networks().iter().any(|net| net.contains(&ip))
+    MACHINE_ONLY_NETWORKS.iter().any(|net| net.contains(&ip))
 }
 
 #[cfg(test)]
@@ -127,8 +130,8 @@ mod tests {
             }
         }
         assert!(embedding_networks(&"fd00::/8".parse().unwrap()).is_empty());
-        let machine_only = machine_only_networks();
-        let has = |ip: &str| machine_only.iter().any(|net| net.contains(&ip.parse::<IpAddr>().unwrap()));
+        let has =
+            |ip: &str| MACHINE_ONLY_NETWORKS.iter().any(|net| net.contains(&ip.parse::<IpAddr>().unwrap()));
         for ip in [
             "169.254.169.254",
             "168.63.129.16",

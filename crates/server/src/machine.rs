@@ -10,7 +10,7 @@ use mpvpn_os::{
     netlink::Interface,
     tunnel_net::{Nat, PacketAccess, ServerNet, ServerNetConfig},
 };
-use mpvpn_packet::public::machine_only_networks;
+use mpvpn_packet::public::MACHINE_ONLY_NETWORKS;
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
 use mpvpn_threads::shards::Outbox;
 use mpvpn_tunnel::Registry;
@@ -61,7 +61,7 @@ impl Machine {
             nat,
             access: PacketAccess {
                 is_isolated: config.isolate,
-                blocked: machine_only_networks(),
+                blocked: MACHINE_ONLY_NETWORKS.clone(),
                 profiles: profiles.to_vec(),
             },
         };
