@@ -73,15 +73,11 @@ pub struct Dashboard {
 }
 
 /// The certificates that are shown, and what shows them.
+#[derive(derive_more::Debug)]
+#[debug("Tls(…)")]
 struct Tls {
     acceptor: TlsAcceptor,
     certificates: ServerCertificates,
-}
-
-impl std::fmt::Debug for Tls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tls(…)")
-    }
 }
 
 /// State shared by all connections before the process can be asked.

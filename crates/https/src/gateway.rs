@@ -74,18 +74,14 @@ const MAX_FIELD_SECTION_BYTES: usize = 16 << 10;
 const CONNECTION_FIELDS: [&[u8]; 4] = [b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding"];
 
 /// Access to the server's own HTTP/3, for all connections that came to one address.
+#[derive(derive_more::Debug)]
+#[debug("Gateway({quic})")]
 pub(super) struct Gateway {
     quic: SocketAddr,
     setup: ClientSetup,
     loopback_clients: LoopbackClients,
     limiter: Arc<ConnectionLimiter<ClientNetwork>>,
     buffers: Arc<Mutex<IoBuffers>>,
-}
-
-impl std::fmt::Debug for Gateway {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gateway").field("quic", &self.quic).finish_non_exhaustive()
-    }
 }
 
 impl Gateway {

@@ -143,13 +143,9 @@ struct Listener {
     gateway: Arc<Gateway>,
 }
 
+#[derive(derive_more::Debug)]
+#[debug("TlsConfig(…)")]
 struct TlsConfig(TlsAcceptor);
-
-impl std::fmt::Debug for TlsConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("TlsConfig(…)")
-    }
-}
 
 impl HttpsServer {
     /// Listens at the addresses of `config`. `loopback_clients` learns which client is behind each loopback

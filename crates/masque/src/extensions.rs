@@ -4,8 +4,6 @@
 //! send. Always holds: a field that does not parse, is too large or has no version counts as absent; values
 //! stay out of debug output, as the field has the secret of a session.
 
-use std::fmt;
-
 use sfv::{Dictionary, FieldType, Key, Parser};
 
 use crate::{
@@ -26,7 +24,8 @@ pub const MAX_BYTES: usize = 4096;
 pub const MAX_KEYS: usize = 64;
 
 /// The extensions in a request or response.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, derive_more::Debug, PartialEq)]
+#[debug("{:?}", self.keys().collect::<Vec<_>>())]
 pub struct Extensions {
     members: Dictionary,
 }
@@ -100,13 +99,6 @@ impl Extensions {
     #[must_use]
     pub fn value(&self) -> String {
         self.members.serialize().unwrap_or_default()
-    }
-}
-
-/// Keys only.
-impl fmt::Debug for Extensions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.keys()).finish()
     }
 }
 

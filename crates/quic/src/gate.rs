@@ -12,7 +12,6 @@ mod report;
 
 use std::{
     any::Any,
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
@@ -53,6 +52,8 @@ const UNKNOWN: u64 = u64::MAX;
 /// The state that a gate shares with the event loop.
 ///
 /// One thread uses it at a time; it has atomics because noq's controllers must be `Sync`.
+#[derive(derive_more::Debug)]
+#[debug("GateState(credit {credit:?}, window {window:?}, in flight {in_flight:?}, rate {rate:?})")]
 pub(crate) struct GateState {
     /// When the gate was made; times in here are nanoseconds since then.
     origin: Instant,
@@ -102,17 +103,6 @@ pub(crate) struct GateState {
     qlog: OnceLock<ConnectionQlog>,
     /// The last logged delivery rate (bytes/s).
     reported_rate: AtomicU64,
-}
-
-impl fmt::Debug for GateState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("credit", &self.credit)
-            .field("window", &self.window)
-            .field("in_flight", &self.in_flight)
-            .field("rate", &self.rate)
-            .finish_non_exhaustive()
-    }
 }
 
 impl GateState {
@@ -368,6 +358,8 @@ fn nanos(time: Duration) -> u64 {
 }
 
 /// A controller behind a gate.
+#[derive(derive_more::Debug)]
+#[debug("Gate({shared:?})")]
 pub(crate) struct Gate {
     own: Model,
     /// The largest UDP payload (bytes).
@@ -379,12 +371,6 @@ pub(crate) struct Gate {
     counted_loss: bool,
     acks: qlog::Acks,
     pub(crate) shared: Arc<GateState>,
-}
-
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("shared", &self.shared).finish_non_exhaustive()
-    }
 }
 
 impl Gate {

@@ -94,17 +94,11 @@ impl EventReceiver {
 }
 
 /// An event log that is read while it is filled. Clones are the same log.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SharedEventLog {
     log: Arc<Mutex<EventLog>>,
     /// The last number.
     last: watch::Sender<u64>,
-}
-
-impl Default for SharedEventLog {
-    fn default() -> Self {
-        Self { log: Arc::default(), last: watch::Sender::new(0) }
-    }
 }
 
 impl SharedEventLog {
