@@ -39,29 +39,14 @@ pub enum ControlRequest {
     Status(oneshot::Sender<Status>),
     /// The flows inside the tunnel.
     Flows(oneshot::Sender<FlowList>),
-    /// Change the settings of a link until the client ends.
-    Link {
-        /// The interface.
-        name: String,
-        /// The settings that change.
-        change: LinkChange,
-        /// The status of the link after the change, or why nothing changed.
-        reply: oneshot::Sender<Result<Link, String>>,
-    },
-    /// The links of ICMP echoes.
-    Echoes {
-        /// Which ones.
-        request: EchoRequest,
-        /// The links, or why they are not known.
-        reply: oneshot::Sender<Result<EchoReport, String>>,
-    },
-    /// How measured flows use the links.
-    Measure {
-        /// The change of the measurement.
-        request: MeasureRequest,
-        /// The state that the measurement needs, or the reason why it cannot be given.
-        reply: oneshot::Sender<Result<MeasureState, String>>,
-    },
+    /// Change the settings of the link of this interface until the client ends. The reply is the status of the
+    /// link after the change, or why nothing changed.
+    Link(String, LinkChange, oneshot::Sender<Result<Link, String>>),
+    /// The links of ICMP echoes, or why they are not known.
+    Echoes(EchoRequest, oneshot::Sender<Result<EchoReport, String>>),
+    /// Change how measured flows use the links. The reply is the state that the measurement needs, or the reason
+    /// why it cannot be given.
+    Measure(MeasureRequest, oneshot::Sender<Result<MeasureState, String>>),
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
     Config(oneshot::Sender<Result<Vec<ConfigValue>, String>>),
     /// The content of the dashboard: totals, all sessions in short, and the `shown` ones with all details.
@@ -86,23 +71,15 @@ pub(super) const ROUTES: &[Route] = &[
     Route::get("/v1/flows", |request| request.query(ControlRequest::Flows)),
     Route::get("/v1/events", |request| request.events()),
     Route::post("/v1/links/NAME", |request| {
-        request.command_with_body(StatusCode::NOT_FOUND, |name, change, reply| ControlRequest::Link {
-            name,
-            change,
-            reply,
-        })
+        request.command_with_body(StatusCode::NOT_FOUND, ControlRequest::Link)
     }),
     Route::post("/v1/echoes", |request| {
-        request.command_with_body(StatusCode::CONFLICT, |_, request, reply| ControlRequest::Echoes {
-            request,
-            reply,
-        })
+        let ask = |_, request, reply| ControlRequest::Echoes(request, reply);
+        request.command_with_body(StatusCode::CONFLICT, ask)
     }),
     Route::post("/v1/measure", |request| {
-        request.command_with_body(StatusCode::CONFLICT, |_, request, reply| ControlRequest::Measure {
-            request,
-            reply,
-        })
+        let ask = |_, request, reply| ControlRequest::Measure(request, reply);
+        request.command_with_body(StatusCode::CONFLICT, ask)
     }),
     Route::get("/v1/config", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Config)),
     Route::post("/v1/dashboard/link", |request| {

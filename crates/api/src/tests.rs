@@ -68,18 +68,18 @@ fn up() -> RequestHandler {
         ControlRequest::Flows(reply) => {
             let _ = reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Server) });
         }
-        ControlRequest::Link { name, change, reply } if name == "wwan0" => {
+        ControlRequest::Link(name, change, reply) if name == "wwan0" => {
             let _ = reply
                 .send(Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }));
         }
-        ControlRequest::Link { name, reply, .. } => {
+        ControlRequest::Link(name, _, reply) => {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
         }
-        ControlRequest::Echoes { request, reply } => {
+        ControlRequest::Echoes(request, reply) => {
             let echo = EchoPaths { sequence: request.identifier, ..EchoPaths::default() };
             let _ = reply.send(Ok(EchoReport { device: "mpvpn0".into(), echoes: vec![echo] }));
         }
-        ControlRequest::Measure { request, reply } => {
+        ControlRequest::Measure(request, reply) => {
             let _ = reply.send(match request.end {
                 true => Ok(MeasureState { device: "mpvpn0".into(), ..MeasureState::default() }),
                 false => Err(format!("there is no link `{}`: known are wwan0", request.only.join(" "))),

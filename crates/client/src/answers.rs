@@ -39,15 +39,13 @@ pub(crate) fn answer_client_request(
         ControlRequest::Reload(_, reply) => drop(reply.send(client.reload(event_loop, now))),
         // Only a server has an overview; the slow thread answers about the dashboard.
         ControlRequest::Overview { .. } | ControlRequest::DashboardLink(_) => {}
-        ControlRequest::Link { name, change, reply } => {
+        ControlRequest::Link(name, change, reply) => {
             drop(reply.send(client.change_link(now, &name, &change)))
         }
-        ControlRequest::Echoes { request, reply } => {
+        ControlRequest::Echoes(request, reply) => {
             drop(reply.send(client.echo_paths(now, request.identifier)))
         }
-        ControlRequest::Measure { request, reply } => {
-            drop(reply.send(client.measure(event_loop, now, request)))
-        }
+        ControlRequest::Measure(request, reply) => drop(reply.send(client.measure(event_loop, now, request))),
     }
     Ok(())
 }

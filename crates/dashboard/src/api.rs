@@ -95,7 +95,7 @@ async fn route(site: Arc<Site>, ends: Ends, request: Request<Incoming>) -> Resul
                     "`set` names no setting: see `mpvpn link set --help`",
                 );
             }
-            let ask = |reply| ControlRequest::Link { name: link, change: set, reply };
+            let ask = |reply| ControlRequest::Link(link, set, reply);
             match ask_data_plane(&site.source, ask).await {
                 Some(Err(why)) => refuse(StatusCode::BAD_REQUEST, why),
                 found => reply(found.and_then(Result::ok)),

@@ -63,9 +63,9 @@ fn with_events(path: &Path, events: SharedEventLog, ask: impl FnOnce()) {
                 ..ReloadReport::default()
             }));
         }
-        ControlRequest::Echoes { reply, .. } => drop(reply.send(Ok(EchoReport::default()))),
-        ControlRequest::Measure { reply, .. } => drop(reply.send(Ok(MeasureState::default()))),
-        ControlRequest::Link { name, change, reply } => {
+        ControlRequest::Echoes(_, reply) => drop(reply.send(Ok(EchoReport::default()))),
+        ControlRequest::Measure(_, reply) => drop(reply.send(Ok(MeasureState::default()))),
+        ControlRequest::Link(name, change, reply) => {
             let _ = reply.send(match name.as_str() {
                 "eth0" => Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }),
                 _ => Err(format!("there is no link `{name}`: known are eth0")),

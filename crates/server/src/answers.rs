@@ -33,13 +33,13 @@ pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question:
             drop(reply.send(server.config_values().map_err(|error| error.to_string())));
         }
         ControlRequest::Reload(policy, reply) => server.reload(now, policy, Some(reply)),
-        ControlRequest::Link { reply, .. } => {
+        ControlRequest::Link(.., reply) => {
             drop(reply.send(Err("this is a server: links are a client's".to_owned())));
         }
-        ControlRequest::Echoes { reply, .. } => {
+        ControlRequest::Echoes(_, reply) => {
             drop(reply.send(Err("this is a server: pings are a client's".to_owned())));
         }
-        ControlRequest::Measure { reply, .. } => {
+        ControlRequest::Measure(_, reply) => {
             drop(reply.send(Err("this is a server: measure at a client".to_owned())));
         }
     }
