@@ -69,7 +69,8 @@ pub fn plan_client(machine: &MachineFacts, wishes: &ClientWishes, record: Option
     }
     if changes_file {
         let write = Action::Write { path: instance.file(), text, audience: Audience::Service };
-        plan.steps.push(Step::new(write, "", Some(machine.restore_file(instance))));
+        let undo = Action::restore(instance.file(), machine.file.clone(), Audience::Service);
+        plan.steps.push(Step::new(write, "", Some(undo)));
     }
     if needs_confirmation {
         let (verb, undo) = if machine.unit.active { ("restart", None) } else { ("start", Some("stop")) };
@@ -155,18 +156,9 @@ pub fn plan_rollback(instance: &Instance, rollback: &Rollback) -> Vec<Action> {
         // The kill switch's block, too.
         actions.push(Action::Reset);
     }
-    actions.push(match &rollback.file {
-        Some(text) => {
-            Action::Write { path: instance.file(), text: text.clone(), audience: Audience::Service }
-        }
-        None => Action::Remove(instance.file()),
-    });
-    actions.push(match &rollback.record {
-        Some(record) => {
-            Action::Write { path: instance.record_file(), text: record.text(), audience: Audience::Root }
-        }
-        None => Action::Remove(instance.record_file()),
-    });
+    let record = rollback.record.as_ref().map(Record::text);
+    actions.push(Action::restore(instance.file(), rollback.file.clone(), Audience::Service));
+    actions.push(Action::restore(instance.record_file(), record, Audience::Root));
     if rollback.was_active {
         actions.push(Action::systemctl(&["restart"], instance));
     }

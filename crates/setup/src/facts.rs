@@ -4,7 +4,6 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -41,11 +40,6 @@ const MAX_ANCESTORS: usize = 32;
 const LOCAL_TABLE: u32 = 255;
 /// Folder of configuration files.
 const CONFIG_FOLDER: &str = "/etc/mpvpn";
-
-/// Whether root runs this process.
-pub fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
-}
 
 /// Collects the facts about the machine for an instance. `port` is the port that its server is going to have,
 /// if that is known.

@@ -116,13 +116,9 @@ impl Firewall {
             kinds.push(format!("firewalld, zone {}", firewalld.zone));
         }
         kinds.extend(nft::dropping_chains(&self.ruleset, self.ufw.is_some()).iter().map(ToString::to_string));
-        if self.ufw.is_none() {
-            kinds.extend(
-                iptables::dropping_chains(&self.iptables).iter().map(|chain| format!("iptables {chain}")),
-            );
-            kinds.extend(
-                iptables::dropping_chains(&self.ip6tables).iter().map(|chain| format!("ip6tables {chain}")),
-            );
+        for (program, saved) in self.iptables_rules() {
+            let chains = iptables::dropping_chains(saved);
+            kinds.extend(chains.iter().map(|chain| format!("{program} {chain}")));
         }
         if kinds.is_empty() {
             "no firewall drops packets".to_owned()
@@ -164,19 +160,21 @@ impl Firewall {
     pub(super) fn passing_changes(&self, instance: &Instance, openings: &Openings) -> Vec<Step> {
         let (tag, rules) = (instance.tag(), openings.rules());
         let mut steps = nft::changes(&self.ruleset, self.ufw.is_some(), &tag, &rules);
-        if self.ufw.is_none() {
-            steps.extend(iptables::changes("iptables", &self.iptables, &tag, &rules));
-            steps.extend(iptables::changes("ip6tables", &self.ip6tables, &tag, &rules));
-        }
+        let changes = |(program, saved)| iptables::changes(program, saved, &tag, &rules);
+        steps.extend(self.iptables_rules().flat_map(changes));
         steps
     }
 
     /// Whether chains that forget their rules at a reboot need some.
     pub(super) fn forgets(&self) -> bool {
-        let of_iptables = |saved: &str| self.ufw.is_none() && !iptables::dropping_chains(saved).is_empty();
         !nft::dropping_chains(&self.ruleset, self.ufw.is_some()).is_empty()
-            || of_iptables(&self.iptables)
-            || of_iptables(&self.ip6tables)
+            || self.iptables_rules().any(|(_, saved)| !iptables::dropping_chains(saved).is_empty())
+    }
+
+    /// The programs iptables and ip6tables with their rules, unless these belong to ufw.
+    fn iptables_rules(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let all = [("iptables", self.iptables.as_str()), ("ip6tables", self.ip6tables.as_str())];
+        all.into_iter().filter(|_| self.ufw.is_none())
     }
 }
 

@@ -1,10 +1,10 @@
 //! `mpvpn setup` without its effects: what has to change so that a service of this machine runs a server or a
 //! client.
 //!
-//! In: what the machine has ([`MachineFacts`]) and what is wanted. Out: a [`Plan`], or the reason why there
-//! is none. Always holds: a plan that was carried out is empty the next time; each [`Step`] says what it
-//! does, why, and how it is undone; nothing enables a firewall, changes a policy, or rewrites a file of
-//! another program.
+//! In: the facts of the machine ([`MachineFacts`]) and the wishes of the user. Out: a [`Plan`], or the reason
+//! why there is none. Always holds: a plan that was carried out is empty the next time; each [`Step`] says
+//! what it does, why, and how it is undone; no step enables a firewall, changes a policy, or rewrites a file
+//! of another program.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -8,7 +8,7 @@ use mpvpn_types::PortHolder;
 use super::{
     firewall::Firewall,
     instance::Instance,
-    plan::{Action, Audience, Plan, Step},
+    plan::{Action, Plan, Step},
 };
 use mpvpn_input::{Error, Result};
 
@@ -79,16 +79,6 @@ impl MachineFacts {
 
     pub(super) fn describe(&self) -> String {
         format!("Linux {} with TUN and nftables; {}", self.kernel, self.confinement)
-    }
-
-    /// The action that restores the instance's file as it is now.
-    pub(super) fn restore_file(&self, instance: &Instance) -> Action {
-        match &self.file {
-            Some(text) => {
-                Action::Write { path: instance.file(), text: text.clone(), audience: Audience::Service }
-            }
-            None => Action::Remove(instance.file()),
-        }
     }
 
     /// Whether systemd runs the instance here.

@@ -70,6 +70,14 @@ impl Action {
         Self::Run(words.into_iter().map(|word| word.as_ref().to_owned()).collect())
     }
 
+    /// Gives a file its earlier text, or removes it if there was none.
+    pub(super) fn restore(path: PathBuf, text: Option<String>, audience: Audience) -> Self {
+        match text {
+            Some(text) => Self::Write { path, text, audience },
+            None => Self::Remove(path),
+        }
+    }
+
     /// `systemctl VERB... UNIT`.
     pub(super) fn systemctl(verb: &[&str], instance: &Instance) -> Self {
         let unit = instance.unit();
@@ -92,7 +100,7 @@ pub struct Chain {
 }
 
 /// A rule of nftables that has the tag.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NftRule {
     /// Its chain.
     pub chain: Chain,
@@ -103,9 +111,6 @@ pub struct NftRule {
     /// The rule as `nft --json` lists it, without counters.
     pub(crate) expr: Value,
 }
-
-// JSON of nft has no floating-point numbers that are not equal to themselves.
-impl Eq for NftRule {}
 
 /// A word as a shell takes it.
 fn quoted(word: &str) -> String {

@@ -70,7 +70,8 @@ pub fn plan_server(machine: &MachineFacts, wishes: &ServerWishes) -> Result<Plan
     let changes_file = machine.file.as_ref() != Some(&text);
     if changes_file {
         let write = Action::Write { path: instance.file(), text: text.clone(), audience: Audience::Service };
-        plan.steps.push(Step::new(write, "", Some(machine.restore_file(instance))));
+        let undo = Action::restore(instance.file(), machine.file.clone(), Audience::Service);
+        plan.steps.push(Step::new(write, "", Some(undo)));
     }
     // The names of certificates come from their CA.
     let has_first = machine.users.is_empty() && config.auth != AuthMode::Mtls;

@@ -16,7 +16,7 @@ use mpvpn_config::{ConfigSource, ServerConfig, ServerOptions};
 use mpvpn_confine::secrets::hide_tokens;
 use mpvpn_error::RunError;
 use mpvpn_identity::client_ca::ClientCa;
-use mpvpn_input::role::Role;
+use mpvpn_input::{dirs, role::Role};
 use mpvpn_server as server;
 use mpvpn_setup::{
     Action, Audience, ClientWishes, Instance, Plan, Record, ServerWishes, Step, execution, facts,
@@ -201,7 +201,7 @@ impl Command for Setup {
 
     fn run(self) -> Result<ExitCode, Failure> {
         hide_tokens();
-        if !facts::is_root() {
+        if !dirs::is_root() {
             return Err(Failure::runtime(
                 "it changes files and services of the machine",
                 "run it as root: sudo mpvpn setup …",

@@ -30,11 +30,7 @@ pub(super) fn dropping_chains(ruleset: &Value, has_ufw: bool) -> Vec<DroppingCha
     let chains = items(ruleset, "chain").filter_map(|item| {
         let hook = text(item, "hook")?;
         let is_filter = text(item, "type")? == "filter" && ["input", "forward"].contains(&hook);
-        let chain = Chain {
-            family: text(item, "family")?.to_owned(),
-            table: text(item, "table")?.to_owned(),
-            name: text(item, "name")?.to_owned(),
-        };
+        let chain = chain_of(item, "name")?;
         (is_filter && !is_managed(&chain, has_ufw))
             .then(|| (chain, hook == "input", text(item, "policy") == Some("drop")))
     });
@@ -142,11 +138,7 @@ impl NftRule {
 
     /// A rule from the list of nft.
     fn listed(item: &Value, tag: &str) -> Option<Self> {
-        let chain = Chain {
-            family: text(item, "family")?.to_owned(),
-            table: text(item, "table")?.to_owned(),
-            name: text(item, "chain")?.to_owned(),
-        };
+        let chain = chain_of(item, "chain")?;
         let expr = without_counters(&item["expr"]);
         // Only rules that setup makes are removed, whatever the tag says.
         let is_accept = expr.as_array()?.last()?.get("accept").is_some();
@@ -177,11 +169,13 @@ fn items<'a>(ruleset: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a
 }
 
 fn rules_of<'a>(ruleset: &'a Value, chain: &Chain) -> impl Iterator<Item = &'a Value> {
-    items(ruleset, "rule").filter(move |item| {
-        text(item, "family") == Some(&chain.family)
-            && text(item, "table") == Some(&chain.table)
-            && text(item, "chain") == Some(&chain.name)
-    })
+    items(ruleset, "rule").filter(move |item| chain_of(item, "chain").as_ref() == Some(chain))
+}
+
+/// The chain of an item, which has the chain's name under `key`.
+fn chain_of(item: &Value, key: &str) -> Option<Chain> {
+    let [family, table, name] = ["family", "table", key].map(|key| text(item, key).map(str::to_owned));
+    Some(Chain { family: family?, table: table?, name: name? })
 }
 
 fn text<'a>(item: &'a Value, key: &str) -> Option<&'a str> {
