@@ -131,24 +131,18 @@ impl DataPlane {
             self.handle_ready(event_loop, &iteration);
             while let Some(message) = first.next() {
                 match message {
-                    ShardMessage::Specific(ServerMessage::Replaced(seat)) => {
-                        self.server.close_replaced(iteration.now, seat);
-                    }
-                    ShardMessage::Specific(ServerMessage::Filtered(request)) => {
-                        self.server.on_filtered(&request);
-                    }
-                    ShardMessage::Specific(ServerMessage::UsersEnded(users)) => {
-                        self.server.end_users(iteration.now, &users);
-                    }
-                    ShardMessage::Specific(ServerMessage::AccountsChanged) => {
-                        self.server.update_accounts(iteration.now);
-                    }
-                    ShardMessage::Specific(ServerMessage::CertificatesEnded(ended, reason)) => {
-                        self.server.end_certificates(iteration.now, &ended, reason);
-                    }
-                    ShardMessage::Specific(ServerMessage::Reconfigured(settings)) => {
-                        self.reconfigure(iteration.now, &settings);
-                    }
+                    ShardMessage::Specific(message) => match message {
+                        ServerMessage::Replaced(seat) => self.server.close_replaced(iteration.now, seat),
+                        ServerMessage::Filtered(request) => self.server.on_filtered(&request),
+                        ServerMessage::UsersEnded(users) => self.server.end_users(iteration.now, &users),
+                        ServerMessage::AccountsChanged => self.server.update_accounts(iteration.now),
+                        ServerMessage::CertificatesEnded(ended, reason) => {
+                            self.server.end_certificates(iteration.now, &ended, reason);
+                        }
+                        ServerMessage::Reconfigured(settings) => self.reconfigure(iteration.now, &settings),
+                        // For the first shard.
+                        ServerMessage::MtuChanged | ServerMessage::RulesReplaced(_) => {}
+                    },
                     ShardMessage::ReportStatus(round) => {
                         first.report_status(round, self.report(iteration.now))
                     }
@@ -279,7 +273,7 @@ impl DataPlane {
     fn receive_handed_packets(&mut self, now: Instant) {
         while let Some(mut handed) = self.handover.next() {
             if !self.server.handle_handed_over(now, handed.hdr, &mut handed.packet) {
-                self.handover.count_lost();
+                self.handover.lost_packets += 1;
             }
         }
     }
@@ -329,7 +323,7 @@ impl DataPlane {
             sessions,
             tcp_connections: self.egress.open_connections(),
             udp_flows: self.egress.open_udp_flows(),
-            lost_packets: self.handover.lost_packets(),
+            lost_packets: self.handover.lost_packets,
             departed: self.departed.clone(),
             departed_users: self.departed_users.clone(),
             counters: self.server.counters(),

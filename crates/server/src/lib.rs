@@ -534,23 +534,17 @@ impl Running {
         let mut ended = false;
         while let Some(news) = self.shards.next_event() {
             match news {
-                ShardEvent::Specific(ServerMessage::MtuChanged) => self.update_tun_mtu(),
-                ShardEvent::Specific(ServerMessage::Replaced(seat)) => {
-                    self.data_plane.server.close_replaced(now, seat)
-                }
-                ShardEvent::Specific(ServerMessage::Filtered(request)) => {
-                    self.data_plane.server.on_filtered(&request)
-                }
-                ShardEvent::Specific(ServerMessage::RulesReplaced(replaced)) => {
-                    self.on_rules_replaced(now, replaced)
-                }
-                // Sent by this shard, to the others.
-                ShardEvent::Specific(
+                ShardEvent::Specific(message) => match message {
+                    ServerMessage::MtuChanged => self.update_tun_mtu(),
+                    ServerMessage::Replaced(seat) => self.data_plane.server.close_replaced(now, seat),
+                    ServerMessage::Filtered(request) => self.data_plane.server.on_filtered(&request),
+                    ServerMessage::RulesReplaced(replaced) => self.on_rules_replaced(now, replaced),
+                    // Sent by this shard, to the others.
                     ServerMessage::UsersEnded(_)
                     | ServerMessage::CertificatesEnded(..)
                     | ServerMessage::Reconfigured(_)
-                    | ServerMessage::AccountsChanged,
-                ) => {}
+                    | ServerMessage::AccountsChanged => {}
+                },
                 ShardEvent::Ended => ended = true,
             }
         }

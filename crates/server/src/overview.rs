@@ -58,9 +58,7 @@ pub(crate) fn overview(
             id,
             user: report.user.clone(),
             address: report.addresses.iter().next(),
-            connected_s: 0.0,
-            tx_bytes: 0,
-            rx_bytes: 0,
+            ..SessionSummary::default()
         });
         session.connected_s =
             session.connected_s.max(now.saturating_duration_since(report.since).as_secs_f64());

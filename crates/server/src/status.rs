@@ -133,16 +133,8 @@ pub(crate) fn server_status(
         // A round-trip time of all clients together means nothing.
         class_entry(&mut classes, name).add(&Class { rtt_ms: None, ..class.clone() });
         let key = (report.session, if report.session.is_some() { 0 } else { at });
-        let client = clients.entry(key).or_insert_with(|| Client {
-            user: report.user.clone(),
-            addresses: Vec::new(),
-            connected_s: 0.0,
-            tx_bytes: 0,
-            rx_bytes: 0,
-            classes: Vec::new(),
-            resequencing: None,
-            paths: Vec::new(),
-        });
+        let new = || Client { user: report.user.clone(), ..Client::default() };
+        let client = clients.entry(key).or_insert_with(new);
         if !report.class.is_empty() {
             class_entry(&mut client.classes, name).add(&class);
         }

@@ -593,7 +593,7 @@ pub struct Flows {
 }
 
 /// One session of a client at a server.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Client {
     /// Name of the user.
     pub user: String,

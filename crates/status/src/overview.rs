@@ -14,7 +14,7 @@ pub struct Overview {
 }
 
 /// A session of a server in short.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SessionSummary {
     /// Identifier, which is another one for each session while the server runs.
     pub id: u64,
