@@ -1,5 +1,5 @@
 //! The helper: a small process that does what the confined one may not. It changes the firewall and the name
-//! servers, and reads files that it was told at its start, whoever owns them.
+//! servers. It also reads the files that were named at its start, whoever owns them.
 //!
 //! In: a task. Out: its result. Always holds: a task is one of a few kinds, has a bounded size, and consists
 //! of facts that are checked like those of a stranger; the helper changes tables of mpvpn and the one file

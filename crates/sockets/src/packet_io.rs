@@ -174,8 +174,9 @@ impl Default for DatagramBuffers {
 }
 
 impl DatagramBuffers {
-    /// Receives what waits in a socket, at most `MAX_RECV_CALLS` batches. Calls `each` for every datagram
-    /// and `after` at the end of each batch. Returns when the first datagram arrived, if there was one.
+    /// Receives the datagrams that wait in a socket, in at most `MAX_RECV_CALLS` batches. Calls `each` for
+    /// every datagram and `after` at the end of each batch. Returns the arrival time of the first datagram, if
+    /// there was one.
     ///
     /// # Errors
     /// The kernel's error; `each` was called for all datagrams before it.

@@ -28,7 +28,7 @@ const RECOVERY_TIMEOUT: Duration = Duration::from_secs(4);
 /// The 99th percentile of gaps, of any failure.
 const MAX_P99: Duration = Duration::from_millis(200);
 const SEGMENT_BYTES: usize = 1300;
-/// Of a numbered packet.
+/// The payload of a numbered packet (bytes).
 const PAYLOAD_BYTES: usize = 400;
 /// The host behind the server.
 const FAR: ([u8; 4], u16) = ([203, 0, 113, 9], 5201);
