@@ -80,7 +80,11 @@ pub(crate) fn client_status(
         let Some(class) = config.class(*id) else { continue };
         status.classes.push(Class {
             flow_mode: class.lane.unwrap_or(config.lane).to_string(),
-            cc: cc_of(&report.paths).unwrap_or_else(|| class.cc.unwrap_or(config.cc).to_string()),
+            cc: report
+                .paths
+                .first()
+                .map_or_else(|| class.cc.unwrap_or(config.cc), |path| path.view.cc)
+                .to_string(),
             peer_cc: report.peer_cc.map(|cc| cc.to_string()),
             scheduler: class.scheduler.unwrap_or(config.scheduler).to_string(),
             queue_ms: milliseconds(report.sojourn),
@@ -187,11 +191,6 @@ fn state_of(
         Some(path) if path.state == TunnelPathState::Standby => (LinkState::Standby, path.reason.clone()),
         _ => (LinkState::Up, link.reason.to_owned()),
     }
-}
-
-/// The congestion controller of the connection; `None` where it has no path.
-fn cc_of(paths: &[PathReport]) -> Option<String> {
-    paths.first().map(|path| path.view.cc.to_string())
 }
 
 /// Adds the status of another shard of a client. The links' counters already include all shards.

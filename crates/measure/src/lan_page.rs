@@ -165,10 +165,9 @@ fn serve_connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
         let Some((request, head_bytes)) = read_head(&mut stream, &mut received)? else { return Ok(()) };
         received.drain(..head_bytes);
         if request.is_of_other_origin {
-            return respond(
+            return respond_text(
                 &mut stream,
                 "403 Forbidden",
-                "text/plain",
                 "a page of another origin may not measure here",
             );
         }
@@ -177,38 +176,32 @@ fn serve_connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
             ("GET", "/page.js") => respond(&mut stream, "200 OK", "text/javascript; charset=utf-8", SCRIPT)?,
             ("GET", "/page.css") => respond(&mut stream, "200 OK", "text/css; charset=utf-8", STYLE)?,
             ("GET", "/ping") => match ask_echo(&shared.target, &mut echo) {
-                Ok(()) => respond(&mut stream, "200 OK", "text/plain", "")?,
-                Err(error) => respond(&mut stream, "504 Gateway Timeout", "text/plain", &error.to_string())?,
+                Ok(()) => respond_text(&mut stream, "200 OK", "")?,
+                Err(error) => respond_text(&mut stream, "504 Gateway Timeout", &error.to_string())?,
             },
             ("GET", "/down") | ("POST", "/up") => {
                 let Some(_place) = Place::take(&shared.transfers, MAX_TRANSFERS) else {
-                    return respond(
+                    return respond_text(
                         &mut stream,
                         "503 Service Unavailable",
-                        "text/plain",
                         "others measure now: try again later",
                     );
                 };
                 match request.method.as_str() {
                     "GET" => return send_download(&mut stream, shared),
                     _ if request.body_bytes > MAX_BODY_BYTES => {
-                        return respond(
-                            &mut stream,
-                            "413 Content Too Large",
-                            "text/plain",
-                            "the body is too long",
-                        );
+                        return respond_text(&mut stream, "413 Content Too Large", "the body is too long");
                     }
                     _ => {
                         let early =
                             received.len().min(usize::try_from(request.body_bytes).unwrap_or(usize::MAX));
                         take_upload(&mut stream, shared, &received[..early], request.body_bytes)?;
                         received.drain(..early);
-                        respond(&mut stream, "200 OK", "text/plain", "")?;
+                        respond_text(&mut stream, "200 OK", "")?;
                     }
                 }
             }
-            _ => return respond(&mut stream, "404 Not Found", "text/plain", "there is nothing here"),
+            _ => return respond_text(&mut stream, "404 Not Found", "there is nothing here"),
         }
         if request.closes {
             return Ok(());
@@ -260,6 +253,10 @@ fn parse(received: &[u8]) -> Result<Option<(Request, usize)>, String> {
             || header("connection").is_some_and(|word| word.eq_ignore_ascii_case("close")),
     };
     Ok(Some((request, length)))
+}
+
+fn respond_text(stream: &mut TcpStream, status: &str, text: &str) -> io::Result<()> {
+    respond(stream, status, "text/plain", text)
 }
 
 fn respond(stream: &mut TcpStream, status: &str, kind: &str, body: &str) -> io::Result<()> {

@@ -113,7 +113,7 @@ fn outcome(
     let found = match (first.up_at, first.failed) {
         (Some(up), None) => Ok(UdpMeasurement {
             ms: up.saturating_duration_since(start).as_secs_f64() * 1000.0,
-            mtu: first.mtu.0 + ip_udp_header_bytes(remote.ip()),
+            mtu: first.mtu.0 + if remote.is_ipv4() { 28 } else { 48 },
             nat: NatKind::of(&seen),
             observed: seen[0].2,
         }),
@@ -121,11 +121,6 @@ fn outcome(
         (None, None) => Err(format!("no answer in {} s", RESPONSE_TIMEOUT.as_secs())),
     };
     UdpOutcome { found, authorized: first.authorized }
-}
-
-/// Bytes of IP and UDP headers.
-fn ip_udp_header_bytes(remote: IpAddr) -> u16 {
-    if remote.is_ipv4() { 28 } else { 48 }
 }
 
 impl UdpProbe {
