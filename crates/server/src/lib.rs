@@ -10,6 +10,8 @@
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+#[cfg(test)]
+mod access_tests;
 mod answers;
 mod client_relays;
 mod data_plane;

@@ -250,19 +250,24 @@ impl Server {
 
     /// Ends everything of these users, who have no access any more; each connection is told the reason.
     pub fn end_users(&mut self, now: Instant, users: &BTreeMap<String, String>) {
-        for id in self.peers.ids() {
-            let user = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref()).map(|own| &own.user);
-            if let Some(reason) = user.and_then(|user| users.get(user)) {
-                self.isolated(id, |server| server.close_peer(now, id, h3::code::NO_ERROR, reason));
-            }
-        }
+        self.end_connections(now, |owner| users.get(&owner.name).map(String::as_str));
     }
 
     /// Ends all connections that these certificates authenticated; each is told the reason.
     pub fn end_certificates(&mut self, now: Instant, ended: &BTreeSet<CertificateId>, reason: &str) {
+        let has_ended = |owner: &AuthenticatedUser| owner.certificate.is_some_and(|own| ended.contains(&own));
+        self.end_connections(now, |owner| has_ended(owner).then_some(reason));
+    }
+
+    /// Ends the connections for whose owners there is a reason.
+    fn end_connections<'a>(
+        &mut self,
+        now: Instant,
+        reason_for: impl Fn(&AuthenticatedUser) -> Option<&'a str>,
+    ) {
         for id in self.peers.ids() {
-            let checked = self.peers.get(id).and_then(|peer| peer.checked_credentials.as_ref());
-            if checked.and_then(|(_, user)| user.certificate).is_some_and(|own| ended.contains(&own)) {
+            let owner = self.peers.get(id).and_then(|peer| peer.owner.as_ref());
+            if let Some(reason) = owner.and_then(&reason_for) {
                 self.isolated(id, |server| server.close_peer(now, id, h3::code::NO_ERROR, reason));
             }
         }

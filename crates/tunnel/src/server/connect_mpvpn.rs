@@ -35,7 +35,6 @@ impl Server {
         let credentials = connect_mpvpn::parse_request(headers)?;
         let user = self.user_of(id, credentials.as_deref())?;
         self.require_datagrams(id)?;
-        self.require_user(id, &user)?;
         let Some(peer) = self.peers.get(id) else { return Ok(()) };
         if peer.authenticated.as_ref().is_some_and(|authenticated| authenticated.request.is_some()) {
             return Err(Rejection::new(409, "this connection has negotiated its extensions already"));
@@ -58,25 +57,20 @@ impl Server {
         Ok(())
     }
 
-    /// Marks a connection as authenticated: its paths are managed from now on. `None` if it is gone.
-    ///
-    /// # Errors
-    /// If the connection belongs to another user.
+    /// Marks a connection as authenticated by its user: its paths are managed from now on. `None` if it is
+    /// gone.
     pub(super) fn authenticate_peer(
         &mut self,
         now: Instant,
         id: ConnectionHandle,
         user: &str,
-    ) -> Result<Option<(&mut Peer, &mut Connection)>, Rejection> {
-        self.require_user(id, user)?;
-        let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) else {
-            return Ok(None);
-        };
+    ) -> Option<(&mut Peer, &mut Connection)> {
+        let (peer, connection) = self.peers.get_mut(id).zip(self.endpoint.get(id))?;
         if peer.authenticated.is_none() {
             peer.authenticated =
                 Some(Box::new(AuthenticatedPeer::new(now, connection, user.to_owned(), None)));
             self.attach_account(now, id);
         }
-        Ok(self.peers.get_mut(id).zip(self.endpoint.get(id)))
+        self.peers.get_mut(id).zip(self.endpoint.get(id))
     }
 }

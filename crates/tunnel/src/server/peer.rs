@@ -46,9 +46,9 @@ pub(super) struct Peer {
     pub(super) relays: Relays,
     pub(super) udp: UdpFlows,
     pub(super) early: EarlyPayloads,
-    /// The last credentials that were accepted, and their user. The certificate of a connection stays the
-    /// same.
-    pub(super) checked_credentials: Option<(Option<String>, AuthenticatedUser)>,
+    /// The user of the credentials that it has shown first, also by a request that was refused later.
+    /// Whatever it has is this user's, and ends with the access of this user.
+    pub(super) owner: Option<AuthenticatedUser>,
     /// The limits of its user; `None` if the user has none.
     pub(super) limits: Option<Box<ConnectionLimits>>,
 }
@@ -130,7 +130,7 @@ impl Peer {
             relays: Relays::default(),
             udp: UdpFlows::default(),
             early: EarlyPayloads::default(),
-            checked_credentials: None,
+            owner: None,
             limits: None,
         }
     }

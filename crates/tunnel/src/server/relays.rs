@@ -29,11 +29,8 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        match self.authenticate_peer(now, id, &user) {
-            Ok(Some((peer, connection))) => peer.relays.insert(connection, stream),
-            Ok(None) => return,
-            Err(refusal) => return self.refuse(id, stream, &refusal),
-        }
+        let Some((peer, connection)) = self.authenticate_peer(now, id, &user) else { return };
+        peer.relays.insert(connection, stream);
         self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
     }
 

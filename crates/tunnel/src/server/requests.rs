@@ -14,7 +14,7 @@ use mpvpn_quic::{ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
 use super::{
-    Server,
+    AuthenticatedUser, Server,
     peer::{AuthenticatedPeer, MAX_UNSENT_REPLIES, Peer, PendingGrant, Tunnel},
 };
 use crate::{
@@ -92,7 +92,8 @@ impl Server {
         let shown = connect::credentials(headers);
         let shows_nothing = shown.is_none()
             && self.endpoint.get(id).and_then(|connection| connection.peer_certificate()).is_none();
-        (shows_nothing || self.config.hide_wrong_credentials) && self.user_of(id, shown.as_deref()).is_err()
+        (shows_nothing || self.config.hide_wrong_credentials)
+            && self.authenticate(id, shown.as_deref()).is_err()
     }
 
     fn send_site_response(&mut self, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
@@ -115,15 +116,11 @@ impl Server {
             Ok(user) => user,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        match self.authenticate_peer(now, id, &user) {
-            Ok(None) => {}
-            Ok(Some(_)) => {
-                let announces =
-                    self.config.offers_streams && extensions::offered_to(&self.config, headers).is_some();
-                let (refusal, answer) = no_packets(announces);
-                self.respond_and_end(id, stream, &refusal, &answer);
-            }
-            Err(refusal) => self.refuse(id, stream, &refusal),
+        if self.authenticate_peer(now, id, &user).is_some() {
+            let announces =
+                self.config.offers_streams && extensions::offered_to(&self.config, headers).is_some();
+            let (refusal, answer) = no_packets(announces);
+            self.respond_and_end(id, stream, &refusal, &answer);
         }
     }
 
@@ -168,7 +165,6 @@ impl Server {
         let request = connect_ip::parse_request(headers, &self.template)?;
         let user = self.user_of(id, request.authorization.as_deref())?;
         self.require_datagrams(id)?;
-        self.require_user(id, &user)?;
         if self.peers.get(id).and_then(Peer::tunnel).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));
         }
@@ -261,39 +257,35 @@ impl Server {
         Ok(())
     }
 
-    /// The user of the credentials. A client sends the same ones with each request, so the last result is
-    /// kept.
+    /// The user of the credentials, which are looked up for each request: access may have ended since the one
+    /// before. A connection belongs to the first user whose credentials it shows, as what it carries counts
+    /// for one user; for another user, the client takes another connection (421, RFC 9110 §15.5.20).
     pub(super) fn user_of(
         &mut self,
         id: ConnectionHandle,
         credentials: Option<&str>,
     ) -> Result<String, Rejection> {
-        let peer = self.peers.get_mut(id);
-        let known = peer.as_ref().and_then(|peer| peer.checked_credentials.as_ref());
-        if let Some((_, user)) = known.filter(|(shown, _)| shown.as_deref() == credentials) {
-            return Ok(user.name.clone());
-        }
-        let certificate = self.endpoint.get(id).and_then(|connection| connection.peer_certificate());
-        let checked = self.config.auth.authenticate(credentials, certificate.as_deref());
-        let user = checked.map_err(Rejection::unauthorized)?;
+        let user = self.authenticate(id, credentials)?;
         let name = user.name.clone();
-        if let Some(peer) = peer {
-            peer.checked_credentials = Some((credentials.map(str::to_owned), user));
+        if let Some(peer) = self.peers.get_mut(id)
+            && *peer.owner.get_or_insert_with(|| user.clone()) != user
+        {
+            return Err(Rejection::new(
+                421,
+                "this connection belongs to another user: open one for this user",
+            ));
         }
         Ok(name)
     }
 
-    /// Refuses a request of another user than the one of the connection: what a connection carries counts for
-    /// one user, and ends with the access of this user. The client takes another connection (421, RFC
-    /// 9110 §15.5.20).
-    pub(super) fn require_user(&self, id: ConnectionHandle, user: &str) -> Result<(), Rejection> {
-        let own = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref());
-        match own.is_none_or(|own| own.user == user) {
-            true => Ok(()),
-            false => {
-                Err(Rejection::new(421, "this connection belongs to another user: open one for this user"))
-            }
-        }
+    fn authenticate(
+        &mut self,
+        id: ConnectionHandle,
+        credentials: Option<&str>,
+    ) -> Result<AuthenticatedUser, Rejection> {
+        let certificate = self.endpoint.get(id).and_then(|connection| connection.peer_certificate());
+        let checked = self.config.auth.authenticate(credentials, certificate.as_deref());
+        checked.map_err(Rejection::unauthorized)
     }
 
     /// Whether a stream is the request stream of the tunnel.

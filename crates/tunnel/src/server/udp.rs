@@ -30,11 +30,7 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let peer = match self.authenticate_peer(now, id, &user) {
-            Ok(Some((peer, _))) => peer,
-            Ok(None) => return,
-            Err(refusal) => return self.refuse(id, stream, &refusal),
-        };
+        let Some((peer, _)) = self.authenticate_peer(now, id, &user) else { return };
         peer.udp.insert(now, stream);
         let early = peer.early.take(stream);
         let udp = UdpId::new(id, stream);
