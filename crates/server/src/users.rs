@@ -126,6 +126,9 @@ impl UserList {
         let new = self.store.users().map_err(|error| error.to_string())?;
         let revoked = self.store.revocations().map_err(|error| error.to_string())?;
         let count = new.iter().count();
+        // Access that has ended by the clock since the last call of [`Self::expire`], which does not see it
+        // then.
+        let has_expired = self.expiry.is_some_and(|expiry| clock >= expiry);
         let used_up = Arc::clone(self.users.now().used_up());
         let before = self.users.replace(new.with_used_up(used_up));
         self.plan(now, clock);
@@ -134,7 +137,7 @@ impl UserList {
         let users = self.users.now();
         let revoked = self.certificates.as_ref().zip(revoked).map(|(check, revoked)| check.revoke(revoked));
         let revoked = revoked.unwrap_or_default();
-        let is_new = users != before || !revoked.is_empty();
+        let is_new = users != before || has_expired || !revoked.is_empty();
         Ok(is_new.then(|| UserChange { count, ended: users.ended_since(&before, clock), revoked }))
     }
 
@@ -449,6 +452,21 @@ mod tests {
         assert_eq!(list.expire(look_at, clock), None);
         let look_at = list.poll_timeout().unwrap();
         assert!(list.expire(look_at, clock + 11 * DAY).is_some());
+    }
+
+    #[test]
+    fn access_ends_also_where_the_file_is_read_at_that_moment() {
+        let clock = SystemTime::now();
+        let expires = Some(Expiry::in_days(clock, 10));
+        let mut fixture = Fixture::new(UserSettings { expires, ..UserSettings::default() });
+        let (list, now) = (&mut fixture.list, Instant::now());
+        let change = list.read(now, clock + 11 * DAY).unwrap();
+        let ended = change.map(|change| change.ended).unwrap_or_default();
+        assert!(
+            ended.contains_key("alice"),
+            "the file says nothing new, but the access has ended: {ended:?}"
+        );
+        assert_eq!(list.read(now, clock + 11 * DAY), Ok(None), "said once");
     }
 
     #[test]
