@@ -23,6 +23,7 @@ mod tcp_transport;
 pub mod untrusted;
 
 use std::{
+    future::pending,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     os::fd::{AsFd, OwnedFd},
@@ -79,9 +80,9 @@ const MAX_UNAUTHENTICATED_PER_NETWORK: usize = 64;
 /// descriptors and up to 4 MiB of socket buffer. Chosen.
 const MAX_TCP_TRANSPORTS: usize = 4096;
 const MAX_TCP_TRANSPORTS_PER_USER: usize = 512;
-/// How long the HTTPS server keeps running at the end of the process, so that QUIC's CONNECTION_CLOSE packets
-/// leave through TCP transports. Shorter: clients notice the end by a timeout. Longer: the process ends
-/// later. Chosen.
+/// How long TCP transports stay at the end of the process or of a user's access, so that QUIC's
+/// CONNECTION_CLOSE packets leave through them. Shorter: clients notice the end by a timeout. Longer: the
+/// process or the access ends later. Chosen.
 const CLOSE_FLUSH_TIME: Duration = Duration::from_millis(100);
 /// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: clients
 /// wait. Chosen.
@@ -129,6 +130,8 @@ struct ServerContext {
     unauthenticated: Arc<ConnectionLimiter<ClientNetwork>>,
     tcp_transports: Arc<ConnectionLimiter<String>>,
     loopback_clients: LoopbackClients,
+    /// Changes when access of users or certificates has ended.
+    access_ends: watch::Sender<()>,
     /// Whether clients of the first MASQUE drafts are served.
     draft_clients: bool,
     refusal_log: RefusalLog,
@@ -149,7 +152,7 @@ struct TlsConfig(TlsAcceptor);
 
 impl HttpsServer {
     /// Listens at the addresses of `config`. `loopback_clients` learns which client is behind each loopback
-    /// socket.
+    /// socket; each change of `access_ends` closes the connections of users without access.
     ///
     /// # Errors
     /// If an address cannot be bound, or TLS cannot be set up.
@@ -158,8 +161,9 @@ impl HttpsServer {
         credentials: &Credentials,
         site: Site,
         loopback_clients: &LoopbackClients,
+        access_ends: &watch::Sender<()>,
     ) -> Result<Self, RunError> {
-        let context = ServerContext::new(config, credentials, site, loopback_clients)?;
+        let context = ServerContext::new(config, credentials, site, loopback_clients, access_ends)?;
         let v4 = config.listen.iter().any(SocketAddr::is_ipv4);
         let mut listeners = Vec::new();
         for address in &config.listen {
@@ -297,6 +301,7 @@ impl Listener {
         };
         tokio::select! {
             () = serve => {}
+            () = client.access_ended() => {}
             never = congestion::adapt_congestion_control(&client.socket) => match never {},
         }
     }
@@ -314,6 +319,7 @@ impl ServerContext {
         credentials: &Credentials,
         site: Site,
         loopback_clients: &LoopbackClients,
+        access_ends: &watch::Sender<()>,
     ) -> Result<Arc<Self>, RunError> {
         let validates_by_tls =
             config.acme.as_ref().is_some_and(|acme| acme.challenge == AcmeChallenge::TlsAlpn01);
@@ -331,6 +337,7 @@ impl ServerContext {
             unauthenticated: ConnectionLimiter::new(MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_NETWORK),
             tcp_transports: ConnectionLimiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
             loopback_clients: loopback_clients.clone(),
+            access_ends: access_ends.clone(),
             draft_clients: config.old_clients,
             refusal_log: RefusalLog::default(),
         }))
@@ -411,6 +418,8 @@ struct ClientConnection {
     quic: SocketAddr,
     gateway_client: GatewayClient,
     peer: SocketAddr,
+    /// The user whose valid credentials the client has shown first, and those that it has shown last.
+    owner: Mutex<Option<(String, Option<String>)>>,
     /// The slot of an unauthenticated connection; released when the client shows valid credentials.
     slot: Mutex<Option<Slot<ClientNetwork>>>,
     evicted: Arc<Notify>,
@@ -440,6 +449,7 @@ impl ClientConnection {
             certificate,
             gateway_client: listener_context.gateway.client(peer, forwarded),
             peer,
+            owner: Mutex::default(),
             slot: Mutex::new(Some(slot)),
             evicted,
             authenticated: Notify::new(),
@@ -474,18 +484,45 @@ impl ClientConnection {
         if let Err(error) = headers.validate(Section::Request) {
             return RequestKind::Refused(Rejection::new(400, error.to_string()));
         }
-        self.mark_authenticated();
+        if !self.mark_authenticated(&user, shown) {
+            return RequestKind::Refused(Rejection::new(421, "this connection belongs to another user"));
+        }
         match tcp_transport::is_to_itself(headers, &self.context.template) {
             true => RequestKind::TcpTransport(user),
             false => RequestKind::Gateway,
         }
     }
 
-    /// Marks the client as authenticated and releases its slot.
-    fn mark_authenticated(&self) {
+    /// Marks the client as authenticated and releases its slot. Returns false if the connection belongs to
+    /// another user.
+    fn mark_authenticated(&self, user: &str, shown: Option<String>) -> bool {
+        let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        if owner.as_ref().is_some_and(|(owner, _)| owner != user) {
+            return false;
+        }
+        *owner = Some((user.to_owned(), shown));
         let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         if slot.is_some() {
             self.authenticated.notify_one();
+        }
+        true
+    }
+
+    /// Waits until the access of the client has ended, and QUIC's CONNECTION_CLOSE packets have left.
+    async fn access_ended(&self) {
+        let mut access_ends = self.context.access_ends.subscribe();
+        loop {
+            let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some((user, shown)) = owner
+                && let Err(reason) =
+                    self.context.authenticator.authenticate(shown.as_deref(), self.certificate.as_deref())
+            {
+                tracing::debug!(peer = %self.peer, user, %reason, "closing a TCP connection of a user without access");
+                return sleep(CLOSE_FLUSH_TIME).await;
+            }
+            if access_ends.changed().await.is_err() {
+                return pending().await;
+            }
         }
     }
 

@@ -16,6 +16,7 @@ use mpvpn_users::credentials::Credentials;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
     runtime::Runtime,
+    sync::watch,
     time::timeout,
 };
 
@@ -58,7 +59,8 @@ impl PlainHttpsServer {
         let quic = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(RunError::io("open a socket"))?;
         let address = quic.local_addr().map_err(RunError::io("look at a socket"))?;
         let clients = LoopbackClients::default();
-        let context = ServerContext::new(config, credentials, Site::new(&config.site)?, &clients)?;
+        let (site, access_ends) = (Site::new(&config.site)?, watch::Sender::new(()));
+        let context = ServerContext::new(config, credentials, site, &clients, &access_ends)?;
         let gateway = Gateway::new(address, &credentials.certificates, clients)?;
         Ok(Self { runtime, listener: Arc::new(Listener { context, quic: address, gateway }), _quic: quic })
     }

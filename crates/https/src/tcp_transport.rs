@@ -121,9 +121,13 @@ pub(super) fn over_http1(
         match upgrade.await {
             Ok(upgraded) => {
                 let mut stream = TokioIo::new(upgraded);
-                if carry(client.peer, &user, &transport, &mut stream).await.is_ok() {
-                    // The client may have disconnected already.
-                    let _ = stream.shutdown().await;
+                tokio::select! {
+                    ended = carry(client.peer, &user, &transport, &mut stream) => if ended.is_ok() {
+                        // The client may have disconnected already.
+                        let _ = stream.shutdown().await;
+                    },
+                    // A connection that has switched protocols is served by this task alone.
+                    () = client.access_ended() => {}
                 }
             }
             Err(error) => {

@@ -1,5 +1,6 @@
 //! An HTTPS server with a real TLS client. The server's QUIC socket is an echo server.
 
+mod access_ends;
 mod floods;
 mod inside_tcp;
 mod sites;
@@ -55,6 +56,7 @@ impl TestServer {
             &credentials,
             Site::new(&config.site).unwrap(),
             &LoopbackClients::default(),
+            &watch::Sender::new(()),
         )
         .unwrap();
         let context = Arc::clone(&front.listeners[0].1.context);
@@ -230,6 +232,7 @@ async fn a_taken_port_is_an_error_with_a_way_out() {
         &credentials,
         Site::new(&config.site).unwrap(),
         &LoopbackClients::default(),
+        &watch::Sender::new(()),
     )
     .unwrap_err() else {
         panic!("not an error that knows what to do next")

@@ -71,6 +71,7 @@ use mpvpn_users::{
     client_certificates,
     credentials::{Credentials, Reader, first_start_message, guess_address},
 };
+use tokio::sync::watch;
 
 use crate::overview::overview;
 use data_plane::{DataPlane, FirstShard, ServerMessage};
@@ -111,7 +112,9 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let shards = config.shards.count(default_shard_count());
     let sockets = bind_sockets(&config, shards)?;
     let (site, loopback_clients) = (Site::new(&config.site)?, LoopbackClients::default());
-    let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
+    let access_ends = watch::Sender::new(());
+    let https_server =
+        || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients, &access_ends);
     let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
     let acme = Acme::of(&config, &credentials.certificates)?;
     // Nothing is restored while it is held. A folder that cannot be used is said where it is needed.
@@ -240,6 +243,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         events: slow.events(),
         slow,
         loopback_clients,
+        access_ends,
         user_list: None,
         leases,
         reloadable,
@@ -381,6 +385,8 @@ pub(crate) struct Running {
     events: EventSender,
     /// The clients behind connections from this process.
     loopback_clients: LoopbackClients,
+    /// Tells the TCP side that access of users or certificates has ended.
+    access_ends: watch::Sender<()>,
     /// `None` without authentication.
     user_list: Option<UserList>,
     /// `None` without a TUN device.
@@ -465,6 +471,7 @@ impl Running {
         let ended = Arc::new(ended);
         self.data_plane.server.end_users(now, &ended);
         self.shards.send(|| ServerMessage::UsersEnded(Arc::clone(&ended)));
+        self.access_ends.send_replace(());
     }
 
     /// Ends everything that these certificates authenticated, which count no more.
@@ -475,6 +482,7 @@ impl Running {
         let ended = Arc::new(ended);
         self.data_plane.server.end_certificates(now, &ended, reason);
         self.shards.send(|| ServerMessage::CertificatesEnded(Arc::clone(&ended), reason));
+        self.access_ends.send_replace(());
     }
 
     fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), RunError> {
