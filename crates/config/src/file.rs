@@ -85,14 +85,14 @@ pub(super) fn load_named<T: ConfigFile>(named: &Path) -> Result<Loaded<T>> {
 /// Reads the named file, or the default one if it exists; else the content is empty.
 pub(super) fn load<T: ConfigFile>(named: Option<&Path>, default: &Path) -> Result<Loaded<T>> {
     let path = match named {
-        Some(path) if !path.exists() => {
+        Some(path) if !files::may_exist(path) => {
             return Err(Error::Usage {
                 why: format!("--config names {}, which does not exist", path.display()),
                 next: "check that the path is right".into(),
             });
         }
         Some(path) => path,
-        None if default.exists() => default,
+        None if files::may_exist(default) => default,
         None => return Ok(Loaded { content: T::default(), source: SourceText::default() }),
     };
     let text = files::read_text(path)?;

@@ -14,7 +14,7 @@ use crate::{
     defaults::{CLIENT_FILE, SERVER_FILE},
     resolve::{ClientConfig, ServerConfig},
 };
-use mpvpn_input::Result;
+use mpvpn_input::{Result, files};
 
 /// The sources of a configuration: file and command line, from which it can be read again.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl ConfigSource<ClientOptions> {
     /// If the file cannot be read.
     pub fn values(&self) -> Result<Vec<ConfigValue>> {
         let kind = if matches!(self.kind, Kind::Machine) { FileKind::Client } else { FileKind::Proxy };
-        values(kind, self.file_to_watch().filter(|file| file.exists()).as_deref(), &arguments())
+        values(kind, self.file_to_watch().filter(|file| files::may_exist(file)).as_deref(), &arguments())
     }
 
     /// The configuration of a client that would start now.
@@ -102,7 +102,11 @@ impl ConfigSource<ServerOptions> {
     /// # Errors
     /// If the file cannot be read.
     pub fn values(&self) -> Result<Vec<ConfigValue>> {
-        values(FileKind::Server, self.file_to_watch().filter(|file| file.exists()).as_deref(), &arguments())
+        values(
+            FileKind::Server,
+            self.file_to_watch().filter(|file| files::may_exist(file)).as_deref(),
+            &arguments(),
+        )
     }
 
     /// The configuration of a server that would start now.
@@ -119,7 +123,8 @@ fn arguments() -> Vec<String> {
 /// A file, if its folder exists: the file may come later.
 fn watchable(file: &Path) -> Option<PathBuf> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    folder.is_dir().then(|| file.to_owned())
+    let is_folder = folder.is_dir() || folder.try_exists().is_err();
+    is_folder.then(|| file.to_owned())
 }
 
 /// The keys of the fields in which two values differ.

@@ -32,6 +32,11 @@ pub fn read_by(reader: ReadFile) {
     let _ = READER.set(reader);
 }
 
+/// Whether something is at `path`, or might be: where this process may not look, another one reads.
+pub fn may_exist(path: &Path) -> bool {
+    path.try_exists().unwrap_or(true)
+}
+
 /// The whole text of `path`.
 pub fn read_text(path: &Path) -> Result<String> {
     let bytes = read(path)?;
