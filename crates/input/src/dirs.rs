@@ -1,6 +1,6 @@
 //! Folders for sockets and state: root's, or those of an ordinary user (XDG Base Directory Specification).
 
-use std::{env, path::PathBuf};
+use std::{env, path::PathBuf, sync::LazyLock};
 
 /// Folder of the API sockets of root's processes, unless `--api-socket` names another path.
 pub const SOCKET_DIR: &str = "/run/mpvpn";
@@ -8,9 +8,10 @@ pub const SOCKET_DIR: &str = "/run/mpvpn";
 /// first token; how much of its quotas a client has used.
 pub const STATE_DIR: &str = "/var/lib/mpvpn";
 
-/// Whether this process is root's.
+/// Whether this process was root's when this was asked first: it keeps its folders when it leaves root.
 pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+    static WAS_ROOT: LazyLock<bool> = LazyLock::new(|| rustix::process::geteuid().is_root());
+    *WAS_ROOT
 }
 
 /// The absolute path in an environment variable; the specification says to ignore relative ones.
