@@ -5,7 +5,7 @@
 //! files is not reported.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs, io,
     mem::MaybeUninit,
@@ -13,7 +13,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::{
+    fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
+    io::Errno,
+};
 
 /// Bytes of events that are read at once: some dozens. More: memory; fewer: more system calls.
 const READ_BYTES: usize = 4096;
@@ -23,6 +26,8 @@ const READ_BYTES: usize = 4096;
 pub struct FileWatch {
     inotify: OwnedFd,
     files: Vec<Watched>,
+    /// The folders that are watched, which this process may not open any more after it has left root.
+    folders: BTreeMap<PathBuf, i32>,
 }
 
 #[derive(Debug)]
@@ -40,8 +45,9 @@ impl FileWatch {
     /// If a folder does not exist, or the kernel has no watch left.
     pub fn new(files: impl IntoIterator<Item = PathBuf>) -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let files = watch(&inotify, files)?;
-        Ok(Self { inotify, files })
+        let mut folders = BTreeMap::new();
+        let files = watch(&inotify, files, &mut folders)?;
+        Ok(Self { inotify, files, folders })
     }
 
     /// Watches these files instead, with the same descriptor.
@@ -50,7 +56,7 @@ impl FileWatch {
     /// As those of [`Self::new`]; then the files before stay.
     pub fn replace(&mut self, files: impl IntoIterator<Item = PathBuf>) -> io::Result<()> {
         // Folders that none of the files is in stay watched: their events are about no file.
-        self.files = watch(&self.inotify, files)?;
+        self.files = watch(&self.inotify, files, &mut self.folders)?;
         Ok(())
     }
 
@@ -75,7 +81,11 @@ impl FileWatch {
     }
 }
 
-fn watch(inotify: &OwnedFd, files: impl IntoIterator<Item = PathBuf>) -> io::Result<Vec<Watched>> {
+fn watch(
+    inotify: &OwnedFd,
+    files: impl IntoIterator<Item = PathBuf>,
+    folders: &mut BTreeMap<PathBuf, i32>,
+) -> io::Result<Vec<Watched>> {
     let mut watched = Vec::new();
     for file in files {
         let absolute = std::path::absolute(&file)?;
@@ -86,9 +96,13 @@ fn watch(inotify: &OwnedFd, files: impl IntoIterator<Item = PathBuf>) -> io::Res
             let folder = target.parent().unwrap_or_else(|| Path::new("/"));
             // Not when it is made: its content comes later.
             let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::ATTRIB;
-            let folder = inotify::add_watch(inotify, folder, flags)?;
+            let number = match (inotify::add_watch(inotify, folder, flags), folders.get(folder)) {
+                (Err(Errno::ACCESS), Some(number)) => *number,
+                (added, _) => added?,
+            };
+            folders.insert(folder.to_owned(), number);
             let name = target.file_name().unwrap_or_default().to_owned();
-            watched.push(Watched { file: file.clone(), folder, name });
+            watched.push(Watched { file: file.clone(), folder: number, name });
         }
     }
     Ok(watched)

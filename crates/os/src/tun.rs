@@ -9,8 +9,12 @@
 use std::{
     fs,
     io::{self, IoSlice},
-    os::fd::{AsRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     path::Path,
+    sync::Mutex,
 };
 
 use rustix::fs::{Mode, OFlags};
@@ -25,6 +29,22 @@ pub const READ_BUFFER_LEN: usize = VNET_HEADER_LEN + 65_535;
 
 /// The device node that creates TUN devices.
 const DEVICE: &str = "/dev/net/tun";
+
+/// Descriptors of the device node that are open already.
+static KEPT: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+
+/// Opens the device node for `count` queues that are made later, where only its owner may open it, as in some
+/// containers.
+pub fn keep_open(count: usize) {
+    let is_open_to_all = fs::metadata(DEVICE).is_ok_and(|node| node.mode() & 0o006 == 0o006);
+    let count = if is_open_to_all { 0 } else { count };
+    let opened = (0..count).map_while(|_| open_device().ok());
+    KEPT.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(opened);
+}
+
+fn open_device() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+}
 
 /// Options of a TUN device.
 #[derive(Clone, Debug, Default)]
@@ -95,9 +115,8 @@ impl Tun {
         if let Some(name) = &config.name {
             check_interface_name(name)?;
         }
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd =
-            rustix::fs::open(DEVICE, flags, Mode::empty()).map_err(|e| OsError::kernel("open", DEVICE, e))?;
+        let kept = KEPT.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+        let fd = kept.map_or_else(open_device, Ok).map_err(|e| OsError::kernel("open", DEVICE, e))?;
         let name = attach(&fd, &config)?;
         set_header_size(&fd).map_err(|e| OsError::kernel("set the header size of", &name, e))?;
         let wanted = if config.without_offloads { &[Offload::Nothing][..] } else { &Offload::MOST_FIRST };
