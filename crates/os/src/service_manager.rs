@@ -22,10 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// The socket of the service manager.
 #[derive(Debug)]
-pub struct NotifySocket {
-    address: SocketAddr,
-    socket: UnixDatagram,
-}
+pub struct NotifySocket(UnixDatagram);
 
 impl NotifySocket {
     /// The socket that the environment names; `None` without a service manager that wants to be told.
@@ -45,7 +42,9 @@ impl NotifySocket {
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(Self { address, socket })
+        // A confined process connects to nothing later.
+        socket.connect_addr(&address)?;
+        Ok(Self(socket))
     }
 
     /// Sends lines.
@@ -53,7 +52,7 @@ impl NotifySocket {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if the service manager is behind, or why it is not reached.
     pub fn send(&self, lines: &str) -> io::Result<()> {
-        self.socket.send_to_addr(lines.as_bytes(), &self.address).map(drop)
+        self.0.send(lines.as_bytes()).map(drop)
     }
 }
 
