@@ -1,7 +1,8 @@
 //! Which rights a server and a client keep while they run.
 //!
-//! In: their configurations. Out: a confined process, and a helper where there is a TUN device. Always holds:
-//! files that may belong to other users (tokens, keys) are read, and ports below 1024 are bound, before.
+//! In: their configurations. Out: a confined process that is not root's, and a helper where there is a TUN
+//! device or root started it. Always holds: files that may belong to other users (tokens, keys) are read, and
+//! ports below 1024 are bound, before.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -10,17 +11,16 @@ pub mod secrets;
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use mpvpn_config::{AcmeChallenge, ClientConfig, Confine, ServerConfig, ServerDns};
+use mpvpn_config::{AcmeChallenge, ClientConfig, Confine, ServerConfig, ServerDns, Shards};
 use mpvpn_error::RunError;
 use mpvpn_identity::trust::Trust;
-use mpvpn_input::files;
+use mpvpn_input::{dirs, files};
 use mpvpn_os::{
     confinement::{self, Needs},
-    helper, undo,
+    helper, tun, undo,
 };
 use mpvpn_status::{Confinement, check::KernelCheck};
 use mpvpn_users::users_file;
@@ -30,25 +30,27 @@ use mpvpn_users::users_file;
 /// # Errors
 /// If the kernel refuses, or the helper cannot be started.
 pub fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), RunError> {
-    let folders =
-        config.qlog.iter().cloned().chain([config.state_dir.clone(), folder_of(&config.api_socket)]);
     // The certificate of the server is read again for each transport.
     let ca = match &config.trust {
-        Trust::Ca(file) => Some(folder_of(file)),
+        Trust::Ca(file) => Some(file.as_path()),
         // The CAs of the system are in system folders.
         Trust::System | Trust::Pin(_) | Trust::Insecure => None,
     };
-    let own: Vec<_> = config.cert.iter().flat_map(|files| [files.cert.as_path(), &files.key]).collect();
+    let own = config.cert.iter().flat_map(|files| [files.cert.as_path(), &files.key]);
+    let read_again: Vec<_> = file.into_iter().chain(ca).chain(own).collect();
     let needs = Needs {
         network: config.proxies.is_empty(),
         // The resolver for local names listens on port 53.
         low_ports: config.proxies.is_empty() && !config.dns_local.is_empty(),
-        readable: ca.into_iter().collect(),
-        writable: folders.collect(),
         ..Needs::default()
     };
-    let read_again: Vec<_> = [file].into_iter().chain(own.into_iter().map(Some)).collect();
-    confine(config.confine, &read_again, needs)
+    let folders = Folders {
+        own: config.qlog.iter().chain([&config.state_dir]).map(PathBuf::as_path).collect(),
+        socket: folder_of(&config.api_socket),
+        read: None,
+    };
+    let queues = usize::from(config.shards.count(1)) * (1 + config.class_tuns().count());
+    confine(config.confine, &read_again, folders, needs, queues)
 }
 
 /// Confines a server. `file`: its configuration file.
@@ -56,58 +58,82 @@ pub fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), RunError
 /// # Errors
 /// If the kernel refuses, or the helper cannot be started.
 pub fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), RunError> {
-    let folders =
-        config.qlog.iter().cloned().chain([config.state_dir.clone(), folder_of(&config.api_socket)]);
+    let users = users_file(config);
     let certificates = config.cert.iter().chain(&config.more_certs);
-    let certificates: Vec<_> = certificates.flat_map(|files| [&files.cert, &files.key]).collect();
-    let files = certificates.iter().copied().chain(&config.users);
+    let certificates = certificates.flat_map(|files| [files.cert.as_path(), &files.key]);
+    let read_again = file.into_iter().chain([users.as_path()]).chain(config.client_ca.as_deref());
+    let read_again: Vec<_> = read_again.chain(config.crl.as_deref()).chain(certificates).collect();
     let has_tun = config.service.has_tun();
     let needs = Needs {
         network: has_tun,
         // Its resolver listens on port 53 of the tunnel's addresses, which come later; a CA looks at port 80.
         low_ports: has_tun && config.dns == ServerDns::Own
             || config.acme.as_ref().is_some_and(|acme| acme.challenge == AcmeChallenge::Http01),
-        readable: files.map(|file| folder_of(file)).chain(config.site.folder().map(Path::to_owned)).collect(),
-        writable: folders.collect(),
         ..Needs::default()
     };
-    let users = users_file(config);
-    let mut read_again = vec![file, Some(users.as_path())];
-    read_again.extend([config.client_ca.as_deref(), config.crl.as_deref()]);
-    read_again.extend(certificates.iter().map(|file| Some(file.as_path())));
-    confine(config.confine, &read_again, needs)
+    let folders = Folders {
+        own: config.qlog.iter().chain([&config.state_dir]).map(PathBuf::as_path).collect(),
+        socket: folder_of(&config.api_socket),
+        read: config.site.folder(),
+    };
+    let queues = usize::from(config.shards.count(Shards::MAX.into()));
+    confine(config.confine, &read_again, folders, needs, queues)
 }
 
-/// `read_again`: files that are read when they change, and may belong to another user.
-fn confine(wanted: Confine, read_again: &[Option<&Path>], mut needs: Needs) -> Result<(), RunError> {
+/// The folders of a process.
+struct Folders<'a> {
+    /// Its own, in which it makes files.
+    own: Vec<&'a Path>,
+    /// That of its socket.
+    socket: PathBuf,
+    /// Of files that it reads at each request.
+    read: Option<&'a Path>,
+}
+
+/// `read_again`: files that are read when they change, and may belong to another user. `queues`: of the TUN
+/// devices that it makes later, at most.
+fn confine(
+    wanted: Confine,
+    read_again: &[&Path],
+    mut folders: Folders<'_>,
+    mut needs: Needs,
+    queues: usize,
+) -> Result<(), RunError> {
     if wanted == Confine::Off {
         return Ok(());
     }
-    if needs.network {
-        needs.writable.push(undo::DEFAULT_FOLDER.into());
+    if needs.network || dirs::is_root() {
         let files: Vec<PathBuf> =
-            read_again.iter().flatten().filter_map(|file| std::path::absolute(file).ok()).collect();
-        helper::start(&files)?;
+            read_again.iter().filter_map(|file| std::path::absolute(file).ok()).collect();
+        helper::start(&files, needs.network)?;
         files::read_by(helper::read);
     }
-    needs.readable.extend(read_again.iter().flatten().map(|file| folder_of(file)));
+    if needs.network {
+        tun::keep_open(queues);
+    }
+    let journals = Path::new(undo::DEFAULT_FOLDER);
+    if needs.network || folders.socket == journals {
+        folders.own.push(journals);
+    }
+    needs.readable = read_again.iter().map(|file| folder_of(file)).collect();
+    needs.readable.extend(folders.read.map(Path::to_owned));
+    needs.writable = folders.own.iter().map(|folder| (*folder).to_owned()).chain([folders.socket]).collect();
     for folder in &needs.writable {
         // A folder that cannot be made now fails, with its reason, where it is needed.
         let _ = files::create_private_dir(folder);
     }
-    // Where the package is installed, folders belong to the user of its services; root's own processes use
-    // them as well.
-    needs.other_owners = needs.writable.iter().any(|folder| is_of_other_user(folder));
+    // A state folder below the default one is reached through that.
+    let default = Path::new(dirs::STATE_DIR);
+    if folders.own.iter().any(|folder| folder.starts_with(default)) {
+        folders.own.insert(0, default);
+    }
+    confinement::leave_root(&folders.own, folders.read.as_slice())?;
     let confinement = confinement::confine(&needs)?;
     tracing::debug!(target: "mpvpn::confinement", ?confinement, "dropped the rights that are not needed");
     if confinement.landlock.is_none() {
         tracing::info!("this kernel has no Landlock: files are protected by their modes only");
     }
     Ok(())
-}
-
-fn is_of_other_user(folder: &Path) -> bool {
-    fs::metadata(folder).is_ok_and(|found| found.uid() != 0)
 }
 
 /// A file that is replaced is another one in the same folder, so the folder is what counts.
@@ -135,12 +161,12 @@ pub fn change_name_servers() -> Result<(), RunError> {
     Ok(mpvpn_os::dns::serve_clients()?)
 }
 
-/// The life of the helper process.
+/// The life of the helper process. `readable`: the files that it reads; without `network` it does nothing else.
 ///
 /// # Errors
 /// If it cannot be confined, or is not asked by a process of mpvpn.
-pub fn help(readable: &[PathBuf]) -> Result<(), RunError> {
-    Ok(helper::serve(readable)?)
+pub fn help(readable: &[PathBuf], network: bool) -> Result<(), RunError> {
+    Ok(helper::serve(readable, network)?)
 }
 
 /// By what this kernel can confine a process.

@@ -8,11 +8,13 @@
 mod capabilities;
 mod files;
 mod system_calls;
+mod user;
 
 use std::{path::PathBuf, sync::OnceLock};
 
 pub use files::landlock_version;
 pub use system_calls::is_supported as has_seccomp;
+pub use user::leave_root;
 
 use crate::error::OsError;
 
@@ -27,9 +29,8 @@ pub struct Needs {
     pub programs: bool,
     /// To read files of all users (CAP_DAC_READ_SEARCH), as far as the folders below allow.
     pub any_file: bool,
-    /// To use folders below that belong to other users (CAP_DAC_OVERRIDE), and to leave what it makes there
-    /// to them (CAP_CHOWN).
-    pub other_owners: bool,
+    /// To make and connect UNIX sockets. Those that are open stay.
+    pub unix_sockets: bool,
     /// Files and folders to read, beside those of the system's libraries and settings. Paths that do not
     /// exist are skipped.
     pub readable: Vec<PathBuf>,
@@ -73,7 +74,7 @@ fn confine_thread(needs: &Needs) -> Result<Confinement, OsError> {
     let capabilities = capabilities::keep(needs).map_err(refused("capabilities"))?;
     let system_calls = system_calls::is_supported();
     if system_calls {
-        system_calls::restrict(needs.programs).map_err(refused("system calls"))?;
+        system_calls::restrict(needs).map_err(refused("system calls"))?;
     }
     Ok(Confinement { capabilities, system_calls, landlock })
 }

@@ -100,6 +100,17 @@ pub enum OsError {
         /// The process that owns the journal.
         pid: u32,
     },
+    /// A process of root goes on as another user, which cannot use a folder.
+    #[error(
+        "this process goes on as the user {user}, which cannot use the folder {}: choose another folder, or `chown {user}` it and let that user enter those above",
+        path.display()
+    )]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The number of the user.
+        user: u32,
+    },
     /// The journal could not be written or locked, so nothing was changed.
     #[error("cannot {operation} the journal {}: {source}{}", path.display(), hint(.source))]
     Journal {
@@ -170,6 +181,7 @@ impl OsError {
             Self::SharedResolvConf { path: path() },
             Self::InvalidShareSource { text: "TEXT".into() },
             Self::NumbersInUse { count: 15, purpose: "NUMBERS FOR A PURPOSE", holders: "NAME (15)".into() },
+            Self::Folder { path: "FOLDER".into(), user: 998 },
         ]
     }
 
@@ -301,12 +313,13 @@ mod tests {
             OsError::SharedResolvConf { .. } => 12,
             OsError::InvalidShareSource { .. } => 13,
             OsError::NumbersInUse { .. } => 14,
+            OsError::Folder { .. } => 15,
         }
     }
 
     #[test]
     fn every_error_has_an_example() {
         let numbers: Vec<_> = OsError::examples().iter().map(number).collect();
-        assert_eq!(numbers, (0..15).collect::<Vec<_>>());
+        assert_eq!(numbers, (0..16).collect::<Vec<_>>());
     }
 }

@@ -39,6 +39,8 @@ const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 const MAX_FILE_BYTES: u64 = 5 << 20;
 /// The command of `mpvpn` that is the helper.
 pub const COMMAND: &str = "helper";
+/// The option of that command for a helper that reads files and does nothing else.
+const FILES_ONLY: &str = "--files-only";
 
 /// The connection to the helper, if one was started.
 static HELPER: OnceLock<Mutex<UnixStream>> = OnceLock::new();
@@ -54,16 +56,22 @@ enum Task {
 }
 
 /// Starts the helper, which is this program with the command [`COMMAND`]. From now on it does the tasks.
-/// `readable` are the files that it reads.
+/// `readable` are the files that it reads; it only reads them unless this process configures the `network`.
 ///
 /// # Errors
 /// If the process cannot be started.
-pub fn start(readable: &[PathBuf]) -> Result<(), OsError> {
+pub fn start(readable: &[PathBuf], network: bool) -> Result<(), OsError> {
     let failed = |error| OsError::kernel("start", "the helper process", error);
     let (own, other) = UnixStream::pair().map_err(failed)?;
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
-    command.arg(COMMAND).args(readable).stdin(Stdio::from(OwnedFd::from(other))).stdout(Stdio::null());
+    let limit = (!network).then_some(FILES_ONLY);
+    command
+        .arg(COMMAND)
+        .args(limit)
+        .args(readable)
+        .stdin(Stdio::from(OwnedFd::from(other)))
+        .stdout(Stdio::null());
     command.spawn().map_err(failed)?;
     let _ = HELPER.set(Mutex::new(own));
     Ok(())
@@ -126,11 +134,11 @@ fn ask<T: DeserializeOwned>(helper: &Mutex<UnixStream>, task: &Task) -> Result<T
 }
 
 /// The life of the helper: does the tasks that come by standard input until it is closed. `readable` are the
-/// files that it reads.
+/// files that it reads; without `network` it does nothing else.
 ///
 /// # Errors
 /// If it cannot be confined, or its input is no task.
-pub fn serve(readable: &[PathBuf]) -> Result<(), OsError> {
+pub fn serve(readable: &[PathBuf], network: bool) -> Result<(), OsError> {
     let failed = |error| OsError::kernel("serve as", "the helper process", error);
     let mut stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
     if stream.local_addr().is_err() {
@@ -140,15 +148,19 @@ pub fn serve(readable: &[PathBuf]) -> Result<(), OsError> {
     // end.
     ignore_signals().map_err(failed)?;
     // An ordinary user has a service of root change the name servers.
-    let _ = DirBuilder::new().mode(0o700).create(dns::STATE_OF_ROOT);
+    if network {
+        let _ = DirBuilder::new().mode(0o700).create(dns::STATE_OF_ROOT);
+    }
+    // The file with the name servers is replaced by a new one in its folder.
+    let changed: &[&str] = if network { &["/etc", dns::STATE_OF_ROOT] } else { &[] };
     confinement::confine(&Needs {
-        network: true,
-        programs: true,
+        network,
+        programs: network,
+        unix_sockets: network,
         any_file: true,
         // A file that is replaced is another one, in the same folder.
         readable: readable.iter().filter_map(|path| path.parent()).map(Path::to_owned).collect(),
-        // The file with the name servers is replaced by a new one in its folder.
-        writable: vec![PathBuf::from("/etc"), PathBuf::from(dns::STATE_OF_ROOT)],
+        writable: changed.iter().map(PathBuf::from).collect(),
         ..Needs::default()
     })?;
     while let Some(task) = receive(&mut stream).map_err(failed)? {

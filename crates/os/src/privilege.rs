@@ -4,10 +4,10 @@
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use rustix::{
-    process::{Gid, Uid, geteuid},
+    process::{Gid, Uid, geteuid, parent_process_death_signal, set_parent_process_death_signal},
     thread::{
-        CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_thread_groups,
-        set_thread_res_gid, set_thread_res_uid,
+        CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities,
+        set_thread_groups, set_thread_res_gid, set_thread_res_uid,
     },
 };
 
@@ -48,16 +48,26 @@ pub fn is_root_at_folder_of_other(folder: &Path) -> bool {
 pub fn become_owner_of(folder: &Path) -> Result<(), OsError> {
     let leave = || {
         let owner = fs::metadata(folder)?;
-        let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
-        set_keep_capabilities(true)?;
-        set_thread_groups(&[])?;
-        set_thread_res_gid(group, group, group)?;
-        set_thread_res_uid(user, user, user)?;
+        become_user(Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()))?;
         let kept = CapabilitySet::NET_ADMIN;
         let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
         Ok::<(), io::Error>(set_capabilities(None, sets)?)
     };
     leave().map_err(|error| OsError::kernel("become the owner of", folder.display(), error))
+}
+
+/// Makes the calling thread of root that of another user, for ever; it keeps its capabilities.
+pub(crate) fn become_user(user: Uid, group: Gid) -> rustix::io::Result<()> {
+    let permitted = capabilities(None)?.permitted;
+    // The kernel forgets the signal when the user changes.
+    let signal = parent_process_death_signal()?;
+    set_keep_capabilities(true)?;
+    set_thread_groups(&[])?;
+    set_thread_res_gid(group, group, group)?;
+    set_thread_res_uid(user, user, user)?;
+    set_parent_process_death_signal(signal)?;
+    let inheritable = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: permitted, permitted, inheritable })
 }
 
 fn has_capability(capability: u32) -> bool {

@@ -31,7 +31,7 @@ pub fn run() -> Result<ResetReport, RunError> {
     let base = Path::new(DEFAULT_FOLDER);
     let mut report = ResetReport::default();
     if privilege::is_root_at_folder_of_other(base) {
-        helper::start(&[])?;
+        helper::start(&[], true)?;
         privilege::become_owner_of(base)?;
     }
     for (name, leftover) in UndoJournal::reset_all(base)? {

@@ -14,6 +14,9 @@ use crate::failure::Failure;
 #[derive(Debug, Parser)]
 #[command(name = "helper", hide = true)]
 pub(crate) struct Helper {
+    /// Only read files
+    #[arg(long)]
+    files_only: bool,
     /// Files that it reads
     readable: Vec<PathBuf>,
 }
@@ -24,7 +27,7 @@ impl Command for Helper {
     fn run(self) -> Result<ExitCode, Failure> {
         log::init(LogLevel::default());
         let next = "run `mpvpn server` or `mpvpn client`, which starts this";
-        confine::help(&self.readable).map_err(|error| Failure::of(&error, next))?;
+        confine::help(&self.readable, !self.files_only).map_err(|error| Failure::of(&error, next))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -18,7 +18,6 @@ pub(super) fn keep(needs: &Needs) -> io::Result<Vec<String>> {
     wanted.set(CapabilitySet::NET_ADMIN, needs.network);
     wanted.set(CapabilitySet::NET_BIND_SERVICE, needs.low_ports);
     wanted.set(CapabilitySet::DAC_READ_SEARCH, needs.any_file);
-    wanted.set(CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN, needs.other_owners);
     let kept = capabilities(None)?.permitted & wanted;
     for capability in (0..=MAX_CAPABILITY).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
         if kept.contains(capability) || !capability_is_in_bounding_set(capability).unwrap_or(false) {

@@ -8,14 +8,14 @@ use std::{
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreated, RulesetCreatedAttr,
+    RulesetCreated, RulesetCreatedAttr, Scope,
 };
 
 use super::Needs;
 
-/// The version of Landlock whose rights this program knows: 5, of Linux 6.10, the first with ioctls of
-/// devices. An older kernel restricts what it can.
-const ABI_VERSION: ABI = ABI::V5;
+/// The version of Landlock whose rights this program knows: 6, of Linux 6.12, the first with signals and
+/// abstract UNIX sockets. An older kernel restricts what it can.
+const ABI_VERSION: ABI = ABI::V6;
 /// Libraries, settings and state of the system, which the C library reads as well: names, time zones,
 /// processors.
 const SYSTEM: [&str; 9] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/run"];
@@ -52,7 +52,12 @@ pub(super) fn restrict(needs: &Needs) -> io::Result<Option<u32>> {
     }
     let change = all & !AccessFs::Execute;
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
-    let mut ruleset = ruleset.handle_access(all).and_then(Ruleset::create).map_err(io::Error::other)?;
+    let ruleset = ruleset.handle_access(all).and_then(|ruleset| match needs.programs {
+        // They may reach services of the system.
+        true => Ok(ruleset),
+        false => ruleset.scope(Scope::from_all(ABI_VERSION)),
+    });
+    let mut ruleset = ruleset.and_then(Ruleset::create).map_err(io::Error::other)?;
     for path in READABLE.iter().chain(&needs.readable) {
         ruleset = allow(ruleset, path, read)?;
     }

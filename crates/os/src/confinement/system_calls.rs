@@ -14,6 +14,8 @@ use seccompiler::{
 };
 use syscalls::Sysno;
 
+use super::Needs;
+
 /// The numbers of the calls with these names.
 macro_rules! calls {
     ($($name:ident)+) => { &[$(Sysno::$name as c_long),+] };
@@ -59,8 +61,14 @@ const PROGRAMS_LEGACY: &[c_long] = &[libc::SYS_fork, libc::SYS_vfork];
 #[cfg(not(target_arch = "x86_64"))]
 const PROGRAMS_LEGACY: &[c_long] = &[];
 
+/// Calls of a terminal that type into it, or change what reads it.
+const TERMINAL_CALLS: [u64; 4] = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCCONS, libc::TIOCSETD];
+
 /// Kinds of sockets: of the internet, of this machine, and of the kernel (netlink).
 const SOCKET_FAMILIES: [c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+
+/// The bits of a socket's type beside its flags (`SOCK_TYPE_MASK` of the kernel's linux/net.h).
+const SOCKET_KIND: u64 = 0xf;
 
 /// Whether this kernel filters system calls, and the library knows this processor.
 pub fn is_supported() -> bool {
@@ -72,7 +80,7 @@ fn architecture() -> Option<TargetArch> {
 }
 
 /// Filters the system calls of the calling thread from now on.
-pub(super) fn restrict(programs: bool) -> io::Result<()> {
+pub(super) fn restrict(needs: &Needs) -> io::Result<()> {
     report_denied_calls()?;
     let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
     let arch = architecture().ok_or_else(unsupported)?;
@@ -81,11 +89,10 @@ pub(super) fn restrict(programs: bool) -> io::Result<()> {
     let missing = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let absent = SeccompAction::Errno(libc::ENOSYS as u32);
     apply(SeccompFilter::new(missing, SeccompAction::Allow, absent, arch))?;
-    if !programs {
-        // The C library starts programs with all signals blocked, so the handler could not run.
-        let refused = SeccompAction::Errno(libc::EPERM as u32);
-        apply(SeccompFilter::new(starts_of_programs()?, SeccompAction::Allow, refused, arch))?;
-    }
+    // Without a line: the C library starts programs with all signals blocked, so the handler could not run,
+    // and tries a UNIX socket for each name before it goes on without.
+    let refused = SeccompAction::Errno(libc::EPERM as u32);
+    apply(SeccompFilter::new(refused_calls(needs)?, SeccompAction::Allow, refused, arch))?;
     apply(SeccompFilter::new(allowed_calls()?, SeccompAction::Trap, SeccompAction::Allow, arch))
 }
 
@@ -94,31 +101,43 @@ fn apply(filter: Result<SeccompFilter, seccompiler::BackendError>) -> io::Result
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
-/// The calls that the last filter lets pass. Those of programs were answered by another one where programs
-/// are not needed.
+/// The calls that the last filter lets pass. Those of [`refused_calls`] were answered by another one.
 fn allowed_calls() -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
     // The name of the last one differs by processor.
     let more = &[libc::SYS_clone, libc::SYS_clone3, libc::SYS_newfstatat];
     let others = PROGRAMS.iter().chain(PROGRAMS_LEGACY).chain(more);
     let all = ALLOWED.iter().chain(ALLOWED_LEGACY).chain(others);
     let mut allowed: BTreeMap<c_long, Vec<SeccompRule>> = all.map(|number| (*number, Vec::new())).collect();
-    let families = SOCKET_FAMILIES.map(|family| first_argument(SeccompCmpOp::Eq, family as u64));
+    let families = SOCKET_FAMILIES.map(|family| argument(0, SeccompCmpOp::Eq, family as u64));
     allowed.insert(libc::SYS_socket, families.into_iter().collect::<io::Result<_>>()?);
     Ok(allowed)
 }
 
-/// The calls that begin a process or a program.
-fn starts_of_programs() -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
-    let all = PROGRAMS.iter().chain(PROGRAMS_LEGACY);
-    let mut refused: BTreeMap<c_long, Vec<SeccompRule>> = all.map(|number| (*number, Vec::new())).collect();
-    let no_thread = first_argument(SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)?;
-    refused.insert(libc::SYS_clone, vec![no_thread]);
+/// The calls that are refused without a line: those that begin a process or a program, or make a UNIX socket
+/// that could be connected, and those of terminals.
+fn refused_calls(needs: &Needs) -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
+    let rules = |index, operator: SeccompCmpOp, values: &[u64]| {
+        values.iter().map(|value| argument(index, operator.clone(), *value)).collect::<io::Result<Vec<_>>>()
+    };
+    let terminal = rules(1, SeccompCmpOp::Eq, &TERMINAL_CALLS)?;
+    let mut refused = BTreeMap::from([(libc::SYS_ioctl, terminal)]);
+    if !needs.programs {
+        refused.extend(PROGRAMS.iter().chain(PROGRAMS_LEGACY).map(|number| (*number, Vec::new())));
+        let no_thread = SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64);
+        refused.insert(libc::SYS_clone, rules(0, no_thread, &[0])?);
+    }
+    if !needs.unix_sockets {
+        refused.insert(libc::SYS_socket, rules(0, SeccompCmpOp::Eq, &[libc::AF_UNIX as u64])?);
+        // A pair of streams stays a pair; datagrams of a pair may be sent elsewhere.
+        let kinds = [libc::SOCK_DGRAM as u64, libc::SOCK_RAW as u64];
+        refused.insert(libc::SYS_socketpair, rules(1, SeccompCmpOp::MaskedEq(SOCKET_KIND), &kinds)?);
+    }
     Ok(refused)
 }
 
-/// A rule about the first argument of a call.
-fn first_argument(operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
-    SeccompCondition::new(0, SeccompCmpArgLen::Dword, operator, value)
+/// A rule about an argument of a call, by its index.
+fn argument(index: u8, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
+    SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value)
         .and_then(|condition| SeccompRule::new(vec![condition]))
         .map_err(io::Error::other)
 }

@@ -92,6 +92,7 @@ pub fn serve() -> Result<(), OsError> {
     let manager = NotifySocket::from_environment().map_err(failed)?;
     confinement::confine(&Needs {
         programs: true,
+        unix_sockets: true,
         writable: [Path::new("/etc"), folder_of(STATE), folder_of(SOCKET)].map(Path::to_owned).into(),
         ..Needs::default()
     })?;
