@@ -13,6 +13,8 @@ use mpvpn_tests::{
     testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
+use crate::confinement::line;
+
 /// URL of the server.
 const URL: &str = "https://192.0.2.1:4433";
 /// Maximum growth of the server by half-open connections, bytes.
@@ -86,7 +88,14 @@ fn a_server_without_free_file_descriptors_waits() {
     let server = testbed.server(&[]);
     let limit = |files: &str| {
         let id = server.id().to_string();
-        testbed.run(Host::Server, &["prlimit", "--pid", &id, &format!("--nofile={files}:")]);
+        // Its user may do that without CAP_SYS_RESOURCE.
+        let user = line(server.id(), "Uid:");
+        let user = user.split_whitespace().next().expect("a number");
+        let as_user = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"];
+        testbed.run(
+            Host::Server,
+            &[&as_user[..], &["prlimit", "--pid", &id, &format!("--nofile={files}:")]].concat(),
+        );
     };
     let is_used = |number: &u32| fs::exists(format!("/proc/{}/fd/{number}", server.id())).expect("a process");
     // The next file descriptor has the lowest free number.

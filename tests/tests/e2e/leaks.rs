@@ -1,7 +1,7 @@
 //! Packets that leave by the links beside the tunnel's own, with the kill switch and without, seen by
 //! tcpdump. The table of states and packets is in `table`.
 
-mod table;
+pub(crate) mod table;
 
 use std::{
     net::UdpSocket,

@@ -25,7 +25,7 @@ const DEVICE: &str = "mpvpn0";
 type Row = Vec<String>;
 
 /// The rows of the table below a line of `docs/security.md` that begins with `intro`, without head and rule.
-fn documented(intro: &str) -> Vec<Row> {
+pub(crate) fn documented(intro: &str) -> Vec<Row> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/security.md");
     let text = fs::read_to_string(&file).expect("the page is in the tree");
     let table =
