@@ -39,13 +39,13 @@ pub enum ControlRequest {
     Status(oneshot::Sender<Status>),
     /// The flows inside the tunnel.
     Flows(oneshot::Sender<FlowList>),
-    /// Change the settings of the link of this interface until the client ends. The reply is the status of the
-    /// link after the change, or why nothing changed.
+    /// Change the settings of the link of this interface until the client ends. The reply is the status of
+    /// the link after the change, or why nothing changed.
     Link(String, LinkChange, oneshot::Sender<Result<Link, String>>),
     /// The links of ICMP echoes, or why they are not known.
     Echoes(EchoRequest, oneshot::Sender<Result<EchoReport, String>>),
-    /// Change how measured flows use the links. The reply is the state that the measurement needs, or the reason
-    /// why it cannot be given.
+    /// Change how measured flows use the links. The reply is the state that the measurement needs, or the
+    /// reason why it cannot be given.
     Measure(MeasureRequest, oneshot::Sender<Result<MeasureState, String>>),
     /// The values of the configuration. The reply says where each comes from, or why the file cannot be read.
     Config(oneshot::Sender<Result<Vec<ConfigValue>, String>>),

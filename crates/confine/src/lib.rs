@@ -161,7 +161,8 @@ pub fn change_name_servers() -> Result<(), RunError> {
     Ok(mpvpn_os::dns::serve_clients()?)
 }
 
-/// The life of the helper process. `readable`: the files that it reads; without `network` it does nothing else.
+/// The life of the helper process. `readable`: the files that it reads; without `network` it does nothing
+/// else.
 ///
 /// # Errors
 /// If it cannot be confined, or is not asked by a process of mpvpn.

@@ -551,9 +551,9 @@ impl Liveness {
         expected + gap.max(self.config.min_silence)
     }
 
-    /// When silence is reported to the peer, before it means death: as soon as it is longer, by one heartbeat,
-    /// than any other of the last seconds. What the peer does then (it sends its packets in flight again on
-    /// other paths, and uses the path again when it is heard) costs little if the silence ends.
+    /// When silence is reported to the peer, before it means death: as soon as it is longer, by one
+    /// heartbeat, than any other of the last seconds. What the peer does then (it sends its packets in flight
+    /// again on other paths, and uses the path again when it is heard) costs little if the silence ends.
     fn report_deadline(&self, now: Instant) -> Option<Instant> {
         let expects = self.is_alive() && self.awaited_ack.is_none() && self.is_dense(now);
         let longest = self.silences.longest().filter(|_| expects)?;
@@ -561,7 +561,7 @@ impl Liveness {
         Some(self.silent_at((self.intervals.max_gap - dense).max(longest + dense)))
     }
 
-    /// What reports to the peer say about the path: whether packets arrive.
+    /// Whether reports to the peer say that packets arrive on the path.
     pub fn is_heard(&self, now: Instant) -> bool {
         self.is_alive() && self.report_deadline(now).is_none_or(|at| now < at)
     }

@@ -175,8 +175,8 @@ impl Default for DatagramBuffers {
 
 impl DatagramBuffers {
     /// Receives the datagrams that wait in a socket, in at most `MAX_RECV_CALLS` batches. Calls `each` for
-    /// every datagram and `after` at the end of each batch. Returns the arrival time of the first datagram, if
-    /// there was one.
+    /// every datagram and `after` at the end of each batch. Returns the arrival time of the first datagram,
+    /// if there was one.
     ///
     /// # Errors
     /// The kernel's error; `each` was called for all datagrams before it.

@@ -5,8 +5,8 @@ use std::path::Path;
 use mpvpn_input::{Result, files};
 use serde::Serialize;
 
-/// Reads the file `path`. `None` if there is none, or if `parse` does not understand it: then it is renamed to
-/// `*.json.bad`, and a warning says that `effect`.
+/// Reads the file `path`. `None` if there is none, or if `parse` does not understand it: then it is renamed
+/// to `*.json.bad`, and a warning says that `effect`.
 pub(crate) fn load<T>(
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, String>,

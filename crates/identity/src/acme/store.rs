@@ -14,7 +14,8 @@ const FOLDER: &str = "acme";
 const ACCOUNT: &str = "account.json";
 /// The private key and the certificate chain, as PEM.
 const CERTIFICATE: &str = "certificate.pem";
-/// Hexadecimal digits of the hash in a folder's name: two directories of one host do not share them by chance.
+/// Hexadecimal digits of the hash in a folder's name: two directories of one host do not share them by
+/// chance.
 const HASH_DIGITS: usize = 8;
 
 /// The files of one CA: the account there, and the certificate.

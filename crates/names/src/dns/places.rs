@@ -38,7 +38,7 @@ impl Held {
 
     /// Takes the oldest task of the host that holds most away, if it holds more than `host` would with
     /// another one, or as many.
-    fn make_room(&mut self, host: IpAddr) -> Option<AbortHandle> {
+    fn end_oldest(&mut self, host: IpAddr) -> Option<AbortHandle> {
         let (largest, tasks) = self.tasks.iter().max_by_key(|(_, tasks)| tasks.len())?;
         let own = self.tasks.get(&host).map_or(0, VecDeque::len);
         let (number, oldest) = tasks.front().filter(|_| tasks.len() > own)?.clone();
@@ -78,7 +78,7 @@ impl Places {
         work: impl Future<Output = ()> + Send + 'static,
     ) -> bool {
         let mut held = self.lock();
-        let ended = if held.count < self.most { None } else { held.make_room(host) };
+        let ended = if held.count < self.most { None } else { held.end_oldest(host) };
         if held.count >= self.most {
             return false;
         }

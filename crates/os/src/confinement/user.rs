@@ -28,11 +28,11 @@ const LAB: &[u8] = b"lab";
 
 type User = (Uid, Gid);
 
-/// Makes this process of root go on as another user, for ever, and keeps its capabilities: as `mpvpn` if there
-/// is such a user, else as the owner of the folder of journals, else as one that nobody has. Folders `own` of
-/// root become that user's with all that is in them, if only root may enter them, or they are empty or named
-/// `mpvpn`; `read` are others that the user must be able to read. Does nothing for a process that is not
-/// root's.
+/// Makes this process of root go on as another user, for ever, and keeps its capabilities: as `mpvpn` if
+/// there is such a user, else as the owner of the folder of journals, else as one that nobody has. Folders
+/// `own` of root become that user's with all that is in them, if only root may enter them, or they are empty
+/// or named `mpvpn`; `read` are others that the user must be able to read. Does nothing for a process that is
+/// not root's.
 ///
 /// # Errors
 /// If that user cannot use a folder.
