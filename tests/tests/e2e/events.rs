@@ -132,7 +132,8 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
     let silence = noticed["silence_ms"].as_u64().expect("a number");
     assert!((20..=MAX_SILENCE_MS).contains(&silence), "{noticed:#}");
     let (heartbeats, working) = (noticed["heartbeats"].as_u64(), noticed["working_paths"].as_u64());
-    assert!(heartbeats >= Some(3) && working >= Some(1), "{noticed:#}");
+    // Silence is reported to the other end one heartbeat before it means death.
+    assert!(heartbeats >= Some(2) && working >= Some(1), "{noticed:#}");
     for failure in failures {
         assert!(["silent", "unheard"].iter().any(|reason| failure["reason"] == *reason), "{failure:#}");
     }
