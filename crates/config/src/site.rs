@@ -72,8 +72,8 @@ pub(super) struct SiteTable {
     #[serde(with = "One::<ServerName>")]
     server: Option<ServerName>,
     /// Answer requests with wrong credentials like requests without credentials, instead of with 401, so
-    /// that visitors cannot find out that this is a proxy [default: false]
-    hide: bool,
+    /// that visitors cannot find out that this is a proxy [default: true with `root` or `upstream`]
+    hide: Option<bool>,
 }
 
 struct Upstream(String);
@@ -92,7 +92,8 @@ pub(super) fn site_table<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Si
         }
     };
     let server = table.server.map_or_else(|| DEFAULT_SERVER_FIELD.into(), |name| name.0);
-    Ok(Some(Site { content, server, hide: table.hide }))
+    let hide = table.hide.unwrap_or(content != SiteContent::Nothing);
+    Ok(Some(Site { content, server, hide }))
 }
 
 impl Text for Upstream {

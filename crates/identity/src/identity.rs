@@ -76,7 +76,7 @@ impl Identity {
 
     /// The identity kept in `state_dir` as `server.crt` and `server.key`; made at the first call.
     ///
-    /// It is self-signed, on P-256, for the name `mpvpn`, and good for 10 years.
+    /// It is self-signed, on P-256, for the name `localhost` and without a subject, and good for 10 years.
     pub fn load_or_create(state_dir: &Path) -> Result<Self> {
         files::create_private_dir(state_dir)?;
         let _lock = files::lock_dir(state_dir)?;
@@ -184,9 +184,9 @@ fn parse_certs(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>> 
 
 fn create(cert_file: &Path, key_file: &Path) -> Result<()> {
     let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
-    let mut params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()])?;
+    // Whoever connects sees the name, so it says nothing; clients know the server by its fingerprint.
+    let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()])?;
     params.distinguished_name = rcgen::DistinguishedName::new();
-    params.distinguished_name.push(rcgen::DnType::CommonName, "mpvpn");
     params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -300,11 +300,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_identity_made_here_is_for_the_name_mpvpn_and_lasts_ten_years() {
+    fn an_identity_made_here_names_no_program_and_lasts_ten_years() {
         let home = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create(home.path()).unwrap();
-        assert_eq!(crate::tls::names(&identity.certs()[0]), ["mpvpn"]);
+        assert_eq!(crate::tls::names(&identity.certs()[0]), ["localhost"]);
         let (_, cert) = x509_parser::parse_x509_certificate(&identity.certs()[0]).unwrap();
+        assert_eq!((cert.subject().to_string(), cert.issuer().to_string()), (String::new(), String::new()));
         let validity = cert.validity();
         assert!(validity.is_valid());
         let left = validity.not_after.timestamp() - validity.not_before.timestamp();

@@ -60,7 +60,7 @@ impl Rejection {
             _ => {}
         }
         let error = self.error.map(|error| format!("; error={error}")).unwrap_or_default();
-        headers.push("proxy-status", format!("mpvpn{error}; details={}", encode_string(&self.reason)));
+        headers.push("proxy-status", format!("proxy{error}; details={}", encode_string(&self.reason)));
         headers
     }
 }
@@ -206,7 +206,7 @@ mod tests {
     fn rejections_carry_what_their_status_requires() {
         let headers = Rejection::unauthorized("wrong \"token\"\n").headers();
         assert_eq!(headers.text("www-authenticate"), Some("Bearer"));
-        assert_eq!(headers.text("proxy-status"), Some(r#"mpvpn; details="wrong \"token\"""#));
+        assert_eq!(headers.text("proxy-status"), Some(r#"proxy; details="wrong \"token\"""#));
         assert_eq!(headers.validate(crate::headers::Section::Response), Ok(()));
     }
 }

@@ -221,6 +221,19 @@ fn every_key_of_a_server_arrives() {
 }
 
 #[test]
+fn a_site_with_pages_hides_what_a_server_is_unless_told_otherwise() {
+    for (site, hides) in [
+        ("root = '/var/www'", true),
+        ("upstream = 'http://127.0.0.1:8080'", true),
+        ("root = '/var/www'\nhide = false", false),
+        ("hide = true", true),
+        ("", false),
+    ] {
+        assert_eq!(server(&format!("[site]\n{site}\n")).unwrap().site.hide, hides, "{site}");
+    }
+}
+
+#[test]
 fn every_key_of_a_client_arrives() {
     let pin = "ab".repeat(32);
     let config = client(&format!(

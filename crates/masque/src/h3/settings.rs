@@ -3,6 +3,11 @@
 //! In: [`Settings`], or the payload of a received SETTINGS frame. Out: the payload to send, or
 //! [`PeerSettings`]. Always holds: unknown settings are ignored; repeated and HTTP/2 settings are errors.
 
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::LazyLock,
+};
+
 use super::{H3Error, code};
 use crate::varint;
 use bytes::BytesMut;
@@ -13,9 +18,11 @@ const QPACK_BLOCKED_STREAMS: u64 = 0x07;
 const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 
-/// A setting without meaning, to exercise the rule that peers ignore unknown settings (RFC 9114 §7.2.4.1):
-/// any identifier of the form 0x1f * N + 0x21.
-const GREASE: u64 = 0x1f * 0x0002_5a17 + 0x21;
+/// A setting without meaning, to exercise the rule that peers ignore unknown settings (RFC 9114 §7.2.4.1): an
+/// identifier of the form 0x1f * N + 0x21. It is random, as an own constant would name this program to whoever
+/// connects, and takes four bytes whatever it is.
+static GREASE: LazyLock<u64> =
+    LazyLock::new(|| 0x1f * (0x1_0000 + RandomState::new().hash_one(()) % 0x10_0000) + 0x21);
 
 /// The SETTINGS and the limits of this end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +70,7 @@ impl Settings {
             (QPACK_BLOCKED_STREAMS, 0),
             (ENABLE_CONNECT_PROTOCOL, 1),
             (H3_DATAGRAM, u64::from(self.datagrams == Datagrams::Enabled)),
-            (GREASE, 1),
+            (*GREASE, 1),
         ];
         let mut payload = BytesMut::new();
         for (id, value) in settings {
