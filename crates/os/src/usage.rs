@@ -35,6 +35,12 @@ pub fn user_and_system_time(pid: u32) -> Option<(Duration, Duration)> {
     Some((user, all.saturating_sub(user)))
 }
 
+/// Memory of the machine, bytes.
+pub fn machine_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram * u64::from(info.mem_unit)
+}
+
 /// Peak of resident memory since the start or the last [`reset_peak_memory`], bytes.
 pub fn peak_memory(pid: u32) -> Option<u64> {
     memory(pid, "VmHWM:")

@@ -405,6 +405,8 @@ impl Connection {
         let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
         self.record_close(now, reason);
         self.guarded(|inner| inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes())));
+        // Nothing that waits will leave any more.
+        self.streams.send = Default::default();
     }
 
     /// Takes what the endpoint has decoded of a packet that arrived at `at`.

@@ -28,6 +28,7 @@ mod connection;
 mod delivery;
 mod endpoint;
 mod gate;
+mod held;
 mod path_stats;
 mod qlog;
 mod queue_probe;
@@ -46,6 +47,7 @@ pub use config::{
 };
 pub use connection::{Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk};
 pub use endpoint::{Endpoint, Handled, HandshakeCounters, HandshakeResult};
+pub use held::{ProcessBytes, UserBytes};
 pub use path_stats::PathStats;
 pub use qlog::{QlogEvent, QlogMetrics, QlogSink};
 pub use sent_datagrams::{Outcome, TrackedDatagram};

@@ -47,7 +47,10 @@ use mpvpn_error::RunError;
 use mpvpn_https::{HttpsServer, Site, acme::Acme, loopback_clients::LoopbackClients};
 use mpvpn_identity::random;
 use mpvpn_input::{role::Role, shared::Shared};
-use mpvpn_os::{UdpOptions, UndoJournal, netlink::Netlink, poll, privilege, udp::bind_reuseport_group, undo};
+use mpvpn_os::{
+    UdpOptions, UndoJournal, netlink::Netlink, poll, privilege, udp::bind_reuseport_group, undo,
+    usage::machine_memory,
+};
 use mpvpn_qlog::Qlog;
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_sockets::{
@@ -85,6 +88,11 @@ use sockets::{ListeningSocket, Sockets};
 use store::FileStore;
 use tun_queues::TunQueues;
 use users::{UserChange, UserChecks, UserList};
+
+/// The share of the machine's memory that may wait in streams for clients: a quarter. Larger: a machine with
+/// other programs runs out of memory when many clients stop reading; smaller: transfers of many clients over
+/// long round trips are slower. Chosen.
+const QUEUED_SHARE: u64 = 4;
 
 /// The rights of this process.
 pub fn rights() -> Rights {
@@ -133,6 +141,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     credentials.note_pins(&config, address);
     let message = first_start_message(&config, &credentials, address, Reader::of_stdout());
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
+    registry.set_max_queued(usize::try_from(machine_memory() / QUEUED_SHARE).unwrap_or(usize::MAX));
     let leases = keep_leases(&config, store, &registry, user_list.as_ref())?;
     // Dropped after everything that records events, so that the last events are written.
     let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;

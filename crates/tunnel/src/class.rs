@@ -36,6 +36,13 @@ impl Default for UserLimits {
 }
 
 impl UserLimits {
+    /// Most connections at a time at one thread of the server; `None`: no limit. A session has one of each
+    /// class there, and as many that it has replaced may not have ended. Connections without packets, which
+    /// belong to no session, count too.
+    pub(crate) fn max_connections(&self) -> Option<usize> {
+        self.max_sessions.map(|sessions| sessions as usize * usize::from(self.max_classes) * 2)
+    }
+
     /// A share as the limits allow it.
     pub(crate) fn bound(&self, share: Share) -> Share {
         let Some(limit) = self.max_priority_share.filter(|_| share.first) else { return share };

@@ -34,6 +34,7 @@ mod instance;
 mod mtu;
 mod multipath;
 mod pool;
+mod queues;
 mod registry;
 mod relay;
 mod server;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use ipnet::{Ipv4Net, Ipv6Net};
-use mpvpn_quic::ConnectionHandle;
+use mpvpn_quic::{ConnectionHandle, ProcessBytes, UserBytes};
 use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
@@ -22,6 +22,7 @@ use crate::{
     SessionSecret, UserLimits, UserRates,
     accounts::{Accounts, UserAccount},
     instance::{Claim, SessionHolder},
+    queues::QueuesOfUsers,
     session_flows::SessionFlows,
 };
 
@@ -156,7 +157,11 @@ struct Inner {
     /// The largest MTU of the clients of each shard that has clients (bytes).
     mtus: BTreeMap<u8, usize>,
     accounts: Accounts,
+    queues: QueuesOfUsers,
 }
+
+/// The bytes that may wait for all clients, unless the edge says otherwise: 256 MiB.
+const MAX_QUEUED_BYTES: usize = 256 << 20;
 
 /// The sessions of a server. Clones share them.
 #[derive(Clone, Debug)]
@@ -180,6 +185,7 @@ impl Registry {
             last_serial: 0,
             mtus: BTreeMap::new(),
             accounts: Accounts::default(),
+            queues: QueuesOfUsers::new(MAX_QUEUED_BYTES),
         };
         Self { inner: Arc::new(Mutex::new(inner)), leases_changed: Arc::default() }
     }
@@ -263,6 +269,26 @@ impl Registry {
     /// The bytes that each of those users has carried since the last call, in both directions together.
     pub fn take_carried(&self) -> Vec<(String, u64)> {
         self.lock().accounts.take_carried()
+    }
+
+    /// Sets how much may wait for all clients (bytes), before the first shard is made.
+    pub fn set_max_queued(&self, bytes: usize) {
+        self.lock().queues = QueuesOfUsers::new(bytes);
+    }
+
+    /// The bytes that wait for all clients.
+    pub(crate) fn process_bytes(&self) -> Arc<ProcessBytes> {
+        self.lock().queues.process()
+    }
+
+    /// The bytes that wait for a user, over all connections.
+    pub(crate) fn queues_of(&self, user: &str) -> UserBytes {
+        self.lock().queues.of(user)
+    }
+
+    /// Whether for nobody more waits than for this user.
+    pub(crate) fn holds_most(&self, user: &str) -> bool {
+        self.lock().queues.holds_most(user)
     }
 
     /// The account of a user, if there is one.

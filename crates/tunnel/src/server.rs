@@ -27,6 +27,7 @@ mod udp;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use bytes::BytesMut;
@@ -36,7 +37,8 @@ use mpvpn_masque::{
 };
 use mpvpn_packet::GroCoalescer;
 use mpvpn_quic::{
-    ConnectionHandle, Endpoint, Handled, HandshakeResult, LocalAddress, LostReason, Shard, Transmit,
+    ConnectionHandle, Endpoint, Handled, HandshakeResult, LocalAddress, LostReason, ProcessBytes, Shard,
+    Transmit,
 };
 use mpvpn_types::{Duration, Instant};
 
@@ -74,6 +76,8 @@ pub struct Server {
     endpoint: Endpoint,
     shard: Shard,
     registry: Registry,
+    /// What waits for the clients of all shards.
+    process_bytes: Arc<ProcessBytes>,
     routes: Routes,
     peers: Peers<Peer>,
     sessions: Sessions,
@@ -118,6 +122,7 @@ impl Server {
             routes: Routes::new(&config.routes, registry.server_addresses(), registry.networks()),
             config,
             shard,
+            process_bytes: registry.process_bytes(),
             registry,
             peers: Peers::default(),
             sessions: Sessions::default(),

@@ -18,14 +18,14 @@ use super::{
     StreamChunk,
     readers::{ReadAhead, Reader},
 };
-use crate::StreamId;
+use crate::{StreamId, UserBytes, held::QueuedBytes};
 
 /// The queue of a bulk stream (bytes), above which its writer is stopped. Smaller: paths run dry; larger:
 /// memory of readers that stop. No measurement (docs/design/streams.md).
 const MAX_BULK_QUEUE: usize = 256 << 10;
 /// The queues of all bulk streams (bytes). Each takes at most an eighth of what is left of it (dynamic
 /// thresholds, Choudhury and Hahne 1998), so 40 streams may have full queues, and what thousands that stand
-/// leave is shared. Smaller: slow transfers beside many that stand; larger: memory that a peer can demand by
+/// leave is shared. The user of the connection may have less left ([`UserBytes`]). Smaller: slow transfers beside many that stand; larger: memory that a peer can demand by
 /// reading nothing.
 const MAX_BULK_QUEUES: usize = 12 << 20;
 const BULK_QUEUE_SHARE: usize = 8;
@@ -136,7 +136,7 @@ pub(super) struct SendStreams {
     /// The data of ordinary streams that waits for flow control credit (bytes).
     ordinary_bytes: usize,
     /// The queues of all streams (bytes).
-    queued: usize,
+    queued: QueuedBytes,
 }
 
 impl SendStreams {
@@ -153,6 +153,11 @@ impl SendStreams {
     /// The data of ordinary streams that waits for flow control credit (bytes).
     pub(super) fn ordinary_bytes(&self) -> usize {
         self.ordinary_bytes
+    }
+
+    /// Counts the queues for a user, who may hold only so much.
+    pub(super) fn set_user(&mut self, user: UserBytes) {
+        self.queued.set_user(user);
     }
 
     /// The bulk stream whose turn is next, and the offset of its next byte.
@@ -196,7 +201,7 @@ impl SendStreams {
         if !stream.bulk {
             self.ordinary_bytes += data.len();
         }
-        self.queued += data.len();
+        self.queued.add(data.len());
         if stream.ready {
             self.waiting += data.len() as u64;
         }
@@ -233,7 +238,7 @@ impl SendStreams {
         }
         let max = data.len();
         stream.bytes += max;
-        self.queued += max;
+        self.queued.add(max);
         stream.queue.push_back(data);
         let flushed = self.flush(writer, id, max as u64, |_| {});
         self.make_ready(id);
@@ -273,7 +278,7 @@ impl SendStreams {
     /// writable again.
     pub(super) fn writable_bytes(&mut self, id: StreamId) -> usize {
         let Some(stream) = self.streams.get_mut(&id) else { return 0 };
-        let left = MAX_BULK_QUEUES.saturating_sub(self.queued);
+        let left = self.queued.left(MAX_BULK_QUEUES);
         let limit = (left / BULK_QUEUE_SHARE).clamp(MIN_BULK_QUEUE, MAX_BULK_QUEUE);
         let writable_bytes = limit.saturating_sub(stream.bytes);
         stream.full |= writable_bytes == 0;
@@ -311,7 +316,7 @@ impl SendStreams {
         if !stream.bulk {
             self.ordinary_bytes -= stream.bytes;
         }
-        self.queued -= stream.bytes;
+        self.queued.sub(stream.bytes);
         Some(stream)
     }
 
@@ -338,7 +343,7 @@ impl SendStreams {
                     if !stream.bulk {
                         self.ordinary_bytes -= n;
                     }
-                    self.queued -= n;
+                    self.queued.sub(n);
                     each(StreamChunk { stream: id, offset: stream.at, data: bytes.slice(..n), fin: false });
                     stream.at += n as u64;
                     if n == some {
@@ -577,9 +582,9 @@ mod tests {
             assert_eq!(fill(&mut streams, id), MAX_BULK_QUEUE, "stream {id}");
         }
         assert!((40..2000).all(|id| fill(&mut streams, id) >= MIN_BULK_QUEUE));
-        assert!(streams.queued < MAX_BULK_QUEUES + 2000 * MIN_BULK_QUEUE, "{} bytes", streams.queued);
+        assert!(streams.queued.get() < MAX_BULK_QUEUES + 2000 * MIN_BULK_QUEUE, "{:?}", streams.queued);
         (0..2000).for_each(|id| streams.remove(id));
-        assert_eq!(streams.queued, 0);
+        assert_eq!(streams.queued.get(), 0);
     }
 
     #[test]

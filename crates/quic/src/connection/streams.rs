@@ -17,7 +17,7 @@ use super::{
     send::{SendStreams, StreamWriter},
 };
 use crate::{
-    Read, StreamError, StreamId,
+    Read, StreamError, StreamId, UserBytes,
     config::{MAX_REQUESTS, SPARE_REQUESTS},
     streams::{from_noq, to_noq},
 };
@@ -220,6 +220,11 @@ impl Connection {
     /// Bytes that were written, but not passed to noq yet.
     pub fn unsent(&self, id: StreamId) -> usize {
         self.streams.send.unsent(id)
+    }
+
+    /// Counts the bytes that wait in streams for a user, who may hold only so much.
+    pub fn set_user(&mut self, user: UserBytes) {
+        self.streams.send.set_user(user);
     }
 
     /// Bytes that can be written to a bulk stream now; after 0, [`Event::StreamWritable`] follows.

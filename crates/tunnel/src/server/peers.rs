@@ -1,17 +1,22 @@
 //! The connections of a server, and which of them is handled next. In: connections, with marks that one has
 //! received packets, may have some to send, or has a timer. Out: the next one to handle for each. Always
-//! holds: a connection is at most once in each queue; those with packets to send take turns. IDs are small
-//! and reused (see [`ConnectionHandle`]), so they index a list that is as long as the most connections at a
+//! holds: a connection is at most once in each queue; users with packets to send take turns, and so do the
+//! connections of a user ([`turns`]). IDs are small and reused (see [`ConnectionHandle`]), so they index a list that is as long as the most connections at a
 //! time.
+
+mod turns;
 
 use std::collections::{BTreeSet, VecDeque};
 
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::Instant;
 
+use turns::{Turns, UserNumber};
+
 #[derive(Debug)]
 struct Slot<P> {
     peer: P,
+    user: UserNumber,
     received: bool,
     sends: bool,
     /// Its time in `timers`.
@@ -22,14 +27,14 @@ struct Slot<P> {
 pub(super) struct Peers<P> {
     slots: Vec<Option<Slot<P>>>,
     received: VecDeque<ConnectionHandle>,
-    sending: VecDeque<ConnectionHandle>,
+    turns: Turns,
     timers: BTreeSet<(Instant, ConnectionHandle)>,
 }
 
 impl<P> Default for Peers<P> {
     fn default() -> Self {
-        let (received, sending) = (VecDeque::new(), VecDeque::new());
-        Self { slots: Vec::new(), received, sending, timers: BTreeSet::new() }
+        let (slots, received, timers) = (Vec::new(), VecDeque::new(), BTreeSet::new());
+        Self { slots, received, turns: Turns::default(), timers }
     }
 }
 
@@ -52,7 +57,21 @@ impl<P> Peers<P> {
         if self.slots.len() <= id.0 {
             self.slots.resize_with(id.0 + 1, || None);
         }
-        self.slots[id.0] = Some(Slot { peer, received: false, sends: false, armed: None });
+        let user = self.turns.enter(None);
+        self.slots[id.0] = Some(Slot { peer, user, received: false, sends: false, armed: None });
+    }
+
+    /// Sets the user of a connection, which was a stranger's. Returns how many connections the user has now.
+    pub(super) fn set_user(&mut self, id: ConnectionHandle, user: &str) -> usize {
+        let number = self.turns.enter(Some(user));
+        let Some(slot) = self.slot(id) else { return self.turns.leave(number) };
+        let before = std::mem::replace(&mut slot.user, number);
+        if std::mem::take(&mut slot.sends) {
+            // Its place among those of strangers is skipped.
+            self.mark_sends(id);
+        }
+        self.turns.leave(before);
+        self.turns.connections(number)
     }
 
     pub(super) fn remove(&mut self, id: ConnectionHandle) -> Option<P> {
@@ -60,6 +79,7 @@ impl<P> Peers<P> {
         if let Some(at) = slot.armed {
             self.timers.remove(&(at, id));
         }
+        self.turns.leave(slot.user);
         Some(slot.peer)
     }
 
@@ -97,26 +117,33 @@ impl<P> Peers<P> {
 
     /// Marks a connection that may have packets to send.
     pub(super) fn mark_sends(&mut self, id: ConnectionHandle) {
-        if let Some(slot) = self.slot(id)
+        if let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut)
             && !std::mem::replace(&mut slot.sends, true)
         {
-            self.sending.push_back(id);
+            self.turns.push(slot.user, id);
         }
     }
 
     /// The connection whose turn it is to send.
-    pub(super) fn sender(&self) -> Option<ConnectionHandle> {
-        self.sending.front().copied()
+    pub(super) fn sender(&mut self) -> Option<ConnectionHandle> {
+        loop {
+            let (user, id) = self.turns.next()?;
+            if self.slot(id).is_some_and(|slot| slot.sends && slot.user == user) {
+                return Some(id);
+            }
+            // It is gone, or was a stranger's.
+            self.turns.skip();
+        }
     }
 
     /// It has sent a packet: passes the turn on.
     pub(super) fn pass_turn(&mut self) {
-        self.sending.rotate_left(1);
+        self.turns.pass();
     }
 
     /// It has no more packets to send: removes it from the queue.
     pub(super) fn end_turn(&mut self) {
-        if let Some(id) = self.sending.pop_front()
+        if let Some(id) = self.turns.end()
             && let Some(slot) = self.slot(id)
         {
             slot.sends = false;
@@ -173,6 +200,31 @@ mod tests {
         assert_eq!((turns, peers.sender()), (vec![1, 0, 1, 0], None));
         peers.mark_sends(ConnectionHandle(1));
         assert_eq!(peers.sender(), Some(ConnectionHandle(1)), "it may come again");
+    }
+
+    #[test]
+    fn a_user_with_many_connections_gets_as_many_turns_as_one_with_one() {
+        let mut peers = peers(102);
+        (0..102).for_each(|number| peers.mark_sends(ConnectionHandle(number)));
+        let counts: Vec<_> =
+            (0..100).map(|number| peers.set_user(ConnectionHandle(number), "many")).collect();
+        assert_eq!(counts, (1..=100).collect::<Vec<_>>());
+        assert_eq!(peers.set_user(ConnectionHandle(100), "one"), 1);
+        let mut turns = [0; 102];
+        for _ in 0..300 {
+            turns[peers.sender().expect("somebody").0] += 1;
+            peers.pass_turn();
+        }
+        // The last connection shows no credentials: strangers are as one user.
+        assert_eq!((turns[100], turns[101]), (100, 100));
+        assert!(turns[..100].iter().all(|turns| *turns == 1), "{turns:?}");
+        peers.remove(ConnectionHandle(100));
+        peers.insert(ConnectionHandle(100), 0);
+        assert_eq!(peers.set_user(ConnectionHandle(100), "many"), 101);
+        (0..102).for_each(|number| _ = peers.remove(ConnectionHandle(number)));
+        assert_eq!(peers.sender(), None);
+        peers.insert(ConnectionHandle(0), 0);
+        assert_eq!(peers.set_user(ConnectionHandle(0), "one"), 1, "users are forgotten with their last one");
     }
 
     #[test]

@@ -267,13 +267,27 @@ impl Server {
     ) -> Result<String, Rejection> {
         let user = self.authenticate(id, credentials)?;
         let name = user.name.clone();
-        if let Some(peer) = self.peers.get_mut(id)
-            && *peer.owner.get_or_insert_with(|| user.clone()) != user
-        {
-            return Err(Rejection::new(
-                421,
-                "this connection belongs to another user: open one for this user",
-            ));
+        let Some(peer) = self.peers.get_mut(id) else { return Ok(name) };
+        match &peer.owner {
+            Some(owner) if *owner == user => {}
+            Some(_) => {
+                let why = "this connection belongs to another user: open one for this user";
+                return Err(Rejection::new(421, why));
+            }
+            None => {
+                peer.owner = Some(user);
+                let count = self.peers.set_user(id, &name);
+                if let Some(connection) = self.endpoint.get(id) {
+                    connection.set_user(self.registry.queues_of(&name));
+                }
+                let most = self.config.auth.limits(&name).max_connections();
+                if most.is_some_and(|most| count > most) {
+                    return Err(Rejection::new(
+                        503,
+                        format!("the user {name} has too many connections: {count}"),
+                    ));
+                }
+            }
         }
         Ok(name)
     }

@@ -341,6 +341,24 @@ fn downloads_that_are_never_read() {
 }
 
 #[test]
+fn downloads_that_are_never_read_over_many_connections() {
+    let mut rogue = Rogue::new(FlowControlWindows { stream: 4000, connection: 100_000 });
+    rogue.targets = Targets::Flood;
+    let connections: Vec<usize> = (0..20).map(|_| rogue.connect()).collect();
+    connections.iter().for_each(|at| rogue.ask_for_tunnel(*at, every_extension("rogue", 0), None));
+    holds_at_most(MAX_HELD, &mut rogue, |rogue| {
+        for _ in 0..20 {
+            for at in connections.iter().filter(|at| !rogue.connections[**at].is_lost).collect::<Vec<_>>() {
+                (0..20).for_each(|_| _ = rogue.connect_tcp(*at));
+            }
+            rogue.run(10 * MS);
+        }
+        assert!(rogue.relays.len() > 3000, "{} relays", rogue.relays.len());
+        rogue.run(100 * MS);
+    });
+}
+
+#[test]
 fn uploads_to_targets_that_take_nothing() {
     let mut rogue = Rogue::with_tunnel();
     rogue.targets = Targets::Stop;

@@ -1,0 +1,69 @@
+//! The bytes that wait for clients, by user.
+//!
+//! In: names of users. Out: what each one's connections count their bytes with, and who holds too much. Always
+//! holds: users are forgotten some time after their last connection.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use mpvpn_quic::{ProcessBytes, UserBytes};
+
+/// Users of whom nothing waits are looked for when there are twice as many users as last time, and at least so
+/// many. Fewer: looked for more often. Chosen.
+const MIN_PRUNED: usize = 64;
+
+/// The bytes that wait for the users of a server.
+#[derive(Debug)]
+pub(crate) struct QueuesOfUsers {
+    process: Arc<ProcessBytes>,
+    users: BTreeMap<String, UserBytes>,
+    prune_at: usize,
+}
+
+impl QueuesOfUsers {
+    /// For all users together at most `most` bytes.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { process: ProcessBytes::new(most), users: BTreeMap::new(), prune_at: MIN_PRUNED }
+    }
+
+    /// What all users hold.
+    pub(crate) fn process(&self) -> Arc<ProcessBytes> {
+        Arc::clone(&self.process)
+    }
+
+    /// What the connections of a user count with.
+    pub(crate) fn of(&mut self, user: &str) -> UserBytes {
+        if let Some(bytes) = self.users.get(user) {
+            return bytes.clone();
+        }
+        if self.users.len() >= self.prune_at {
+            self.users.retain(|_, bytes| bytes.is_shared());
+            self.prune_at = (2 * self.users.len()).max(MIN_PRUNED);
+        }
+        let bytes = UserBytes::new(&self.process);
+        self.users.insert(user.to_owned(), bytes.clone());
+        bytes
+    }
+
+    /// Whether for nobody more waits than for this user.
+    pub(crate) fn holds_most(&self, user: &str) -> bool {
+        let held = self.users.get(user).map_or(0, UserBytes::held);
+        self.users.values().all(|other| other.held() <= held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_known_while_they_have_connections() {
+        let mut queues = QueuesOfUsers::new(1000);
+        let kept = queues.of("kept");
+        (0..10_000).for_each(|number| drop(queues.of(&number.to_string())));
+        assert!(queues.users.len() <= 2 * MIN_PRUNED, "{} users", queues.users.len());
+        assert!(queues.users["kept"].is_shared());
+        drop(kept);
+        queues.of("other");
+        assert!(queues.holds_most("kept") && queues.holds_most("other"), "nothing waits");
+    }
+}
