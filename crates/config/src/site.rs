@@ -73,6 +73,7 @@ pub(super) struct SiteTable {
     server: Option<ServerName>,
     /// Answer requests with wrong credentials like requests without credentials, instead of with 401, so
     /// that visitors cannot find out that this is a proxy [default: true with `root` or `upstream`]
+    #[schemars(with = "bool")]
     hide: Option<bool>,
 }
 

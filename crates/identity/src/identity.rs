@@ -184,7 +184,7 @@ fn parse_certs(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>> 
 
 fn create(cert_file: &Path, key_file: &Path) -> Result<()> {
     let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
-    // Whoever connects sees the name, so it says nothing; clients know the server by its fingerprint.
+    // The name says nothing, as strangers see it; clients know the server by its fingerprint.
     let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()])?;
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];

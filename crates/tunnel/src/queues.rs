@@ -1,14 +1,14 @@
 //! The bytes that wait for clients, by user.
 //!
-//! In: names of users. Out: what each one's connections count their bytes with, and who holds too much. Always
-//! holds: users are forgotten some time after their last connection.
+//! In: names of users. Out: what each one's connections count their bytes with, and who holds too much.
+//! Always holds: users are forgotten some time after their last connection.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use mpvpn_quic::{ProcessBytes, UserBytes};
 
-/// Users of whom nothing waits are looked for when there are twice as many users as last time, and at least so
-/// many. Fewer: looked for more often. Chosen.
+/// Users of whom nothing waits are looked for when there are twice as many users as last time, and at least
+/// so many. Fewer: looked for more often. Chosen.
 const MIN_PRUNED: usize = 64;
 
 /// The bytes that wait for the users of a server.
@@ -25,12 +25,12 @@ impl QueuesOfUsers {
         Self { process: ProcessBytes::new(most), users: BTreeMap::new(), prune_at: MIN_PRUNED }
     }
 
-    /// What all users hold.
+    /// The bytes of all users.
     pub(crate) fn process(&self) -> Arc<ProcessBytes> {
         Arc::clone(&self.process)
     }
 
-    /// What the connections of a user count with.
+    /// The bytes of one user, with which its connections count.
     pub(crate) fn of(&mut self, user: &str) -> UserBytes {
         if let Some(bytes) = self.users.get(user) {
             return bytes.clone();

@@ -76,7 +76,7 @@ pub struct Server {
     endpoint: Endpoint,
     shard: Shard,
     registry: Registry,
-    /// What waits for the clients of all shards.
+    /// The bytes that wait for the clients of all shards.
     process_bytes: Arc<ProcessBytes>,
     routes: Routes,
     peers: Peers<Peer>,

@@ -19,8 +19,8 @@ const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 
 /// A setting without meaning, to exercise the rule that peers ignore unknown settings (RFC 9114 §7.2.4.1): an
-/// identifier of the form 0x1f * N + 0x21. It is random, as an own constant would name this program to whoever
-/// connects, and takes four bytes whatever it is.
+/// identifier of the form 0x1f * N + 0x21. It is random, as an own constant would name this program to
+/// whoever connects, and takes four bytes whatever it is.
 static GREASE: LazyLock<u64> =
     LazyLock::new(|| 0x1f * (0x1_0000 + RandomState::new().hash_one(()) % 0x10_0000) + 0x21);
 

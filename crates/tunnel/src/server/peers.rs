@@ -1,8 +1,8 @@
 //! The connections of a server, and which of them is handled next. In: connections, with marks that one has
 //! received packets, may have some to send, or has a timer. Out: the next one to handle for each. Always
 //! holds: a connection is at most once in each queue; users with packets to send take turns, and so do the
-//! connections of a user ([`turns`]). IDs are small and reused (see [`ConnectionHandle`]), so they index a list that is as long as the most connections at a
-//! time.
+//! connections of a user ([`turns`]). IDs are small and reused (see [`ConnectionHandle`]), so they index a
+//! list that is as long as the most connections at a time.
 
 mod turns;
 

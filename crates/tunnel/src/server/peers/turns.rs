@@ -1,8 +1,8 @@
 //! Turns to send: users take turns, and the connections of a user take those of the user.
 //!
-//! In: connections that have something to send, with their users. Out: the connection whose turn it is. Always
-//! holds: a user with many connections gets as many turns as one with one; connections without a user are
-//! those of one user.
+//! In: connections that have something to send, with their users. Out: the connection whose turn it is.
+//! Always holds: a user with many connections gets as many turns as one with one; connections without a user
+//! are those of one user.
 
 use std::collections::{BTreeMap, VecDeque};
 
