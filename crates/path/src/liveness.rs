@@ -177,6 +177,18 @@ enum State {
     Dead { since: Instant, arrivals: u32 },
 }
 
+/// When silence has consequences.
+#[derive(Clone, Copy, Debug)]
+struct SilenceDeadlines {
+    /// It is reported to the peer before it means death: as soon as it is longer, by one heartbeat, than any
+    /// other of the last seconds. What the peer does then (it sends its packets in flight again on other
+    /// paths, and uses the path again when it is heard) costs little if the silence ends. `None`: nothing is
+    /// known of other silences.
+    report: Option<Instant>,
+    /// The path is dead.
+    death: Instant,
+}
+
 /// The liveness of one path, at one end.
 #[derive(Clone, Debug)]
 pub struct Liveness {
@@ -535,35 +547,37 @@ impl Liveness {
 
     /// When silence means death; `None` while no dense heartbeats may be expected.
     fn deadline(&self, now: Instant) -> Option<Instant> {
-        if !self.is_alive() || !self.is_dense(now) {
+        match &self.awaited_ack {
+            None => self.silence_deadlines(now).map(|deadlines| deadlines.death),
+            Some(awaited) if self.is_alive() && self.is_dense(now) => {
+                awaited.dead_at(&self.intervals.ack_timeouts, self.rtt + self.config.min_silence)
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// When silence on one of several paths is reported and means death; `None` while no dense heartbeats may
+    /// be expected.
+    fn silence_deadlines(&self, now: Instant) -> Option<SilenceDeadlines> {
+        if self.awaited_ack.is_some() || !self.is_alive() || !self.is_dense(now) {
             return None;
         }
-        if let Some(awaited) = &self.awaited_ack {
-            return awaited.dead_at(&self.intervals.ack_timeouts, self.rtt + self.config.min_silence);
-        }
-        Some(self.silent_at(self.intervals.max_gap))
-    }
-
-    /// When heartbeats will have been missing for `gap`.
-    fn silent_at(&self, gap: Duration) -> Instant {
         // The peer learns one one-way delay later that data moves, and its heartbeats take another one.
         let expected = self.last_received.max(self.dense_since + self.rtt + self.intervals.dense);
-        expected + gap.max(self.config.min_silence)
-    }
-
-    /// When silence is reported to the peer, before it means death: as soon as it is longer, by one
-    /// heartbeat, than any other of the last seconds. What the peer does then (it sends its packets in flight
-    /// again on other paths, and uses the path again when it is heard) costs little if the silence ends.
-    fn report_deadline(&self, now: Instant) -> Option<Instant> {
-        let expects = self.is_alive() && self.awaited_ack.is_none() && self.is_dense(now);
-        let longest = self.silences.longest().filter(|_| expects)?;
-        let dense = self.intervals.dense;
-        Some(self.silent_at((self.intervals.max_gap - dense).max(longest + dense)))
+        let Intervals { dense, max_gap, .. } = self.intervals;
+        let after = |gap: Duration| expected + gap.max(self.config.min_silence);
+        let longest = self.silences.longest();
+        let report = longest.map(|longest| after((max_gap - dense).max(longest + dense)));
+        Some(SilenceDeadlines { report, death: after(max_gap) })
     }
 
     /// Whether reports to the peer say that packets arrive on the path.
     pub fn is_heard(&self, now: Instant) -> bool {
-        self.is_alive() && self.report_deadline(now).is_none_or(|at| now < at)
+        self.is_heard_until(now, self.silence_deadlines(now))
+    }
+
+    fn is_heard_until(&self, now: Instant, deadlines: Option<SilenceDeadlines>) -> bool {
+        self.is_alive() && deadlines.and_then(|deadlines| deadlines.report).is_none_or(|at| now < at)
     }
 
     /// When [`Self::poll`] wants to be called next.
@@ -571,11 +585,15 @@ impl Liveness {
         if !self.carrier {
             return None;
         }
-        if self.is_heard(now) != self.was_heard {
+        let deadlines = self.silence_deadlines(now);
+        if self.is_heard_until(now, deadlines) != self.was_heard {
             return Some(now);
         }
-        let report = self.report_deadline(now).filter(|_| self.was_heard);
-        [self.deadline(now), report].into_iter().flatten().chain([self.next_heartbeat(now)]).min()
+        let next = self.next_heartbeat(now);
+        let Some(SilenceDeadlines { report, death }) = deadlines else {
+            return Some(self.deadline(now).map_or(next, |deadline| deadline.min(next)));
+        };
+        Some(report.filter(|_| self.was_heard).map_or(death, |report| report.min(death)).min(next))
     }
 
     /// When the next heartbeat is due.
