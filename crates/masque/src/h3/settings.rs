@@ -18,9 +18,7 @@ const QPACK_BLOCKED_STREAMS: u64 = 0x07;
 const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 
-/// A setting without meaning, to exercise the rule that peers ignore unknown settings (RFC 9114 §7.2.4.1): an
-/// identifier of the form 0x1f * N + 0x21. It is random, as an own constant would name this program to
-/// whoever connects, and takes four bytes whatever it is.
+/// The same for all connections of a process. It takes four bytes whatever it is.
 static GREASE: LazyLock<u64> =
     LazyLock::new(|| 0x1f * (0x1_0000 + RandomState::new().hash_one(()) % 0x10_0000) + 0x21);
 
@@ -37,6 +35,10 @@ pub struct Settings {
     pub max_streams: usize,
     /// Maximum number of bytes of incomplete header sections over all streams; more are H3_EXCESSIVE_LOAD.
     pub max_buffered: usize,
+    /// A setting without meaning, to exercise the rule that peers ignore unknown ones (RFC 9114 §7.2.4.1): an
+    /// identifier of the form 0x1f * N + 0x21. Random by default: a constant would name this program to
+    /// strangers.
+    pub grease: u64,
 }
 
 /// Whether HTTP Datagrams may be used (SETTINGS_H3_DATAGRAM, RFC 9297 §2.1.1).
@@ -56,6 +58,7 @@ impl Default for Settings {
             datagrams: Datagrams::Enabled,
             max_streams: 1024,
             max_buffered: 1024 * 1024,
+            grease: *GREASE,
         }
     }
 }
@@ -70,7 +73,7 @@ impl Settings {
             (QPACK_BLOCKED_STREAMS, 0),
             (ENABLE_CONNECT_PROTOCOL, 1),
             (H3_DATAGRAM, u64::from(self.datagrams == Datagrams::Enabled)),
-            (*GREASE, 1),
+            (self.grease, 1),
         ];
         let mut payload = BytesMut::new();
         for (id, value) in settings {
