@@ -124,8 +124,6 @@ impl Testbed {
         remove_labs_when_interrupted();
         let machine = MachineShare::take(Share::LIGHT);
         let lab = builder.build().unwrap_or_else(|error| panic!("no lab: {error}"));
-        // Processes of root go on as another user, and use folders below.
-        fs::set_permissions(lab.dir(), fs::Permissions::from_mode(0o711)).expect("its owner may");
         let folders = PrivateFolders::new(lab.dir()).expect("folders in the lab's directory");
         let testbed = Self { lab, folders, started: Cell::new(0), log_filter: None, _machine: machine };
         testbed.make_certificate("server");

@@ -113,7 +113,8 @@ fn confine(
     }
     let journals = Path::new(undo::DEFAULT_FOLDER);
     if needs.network || folders.socket == journals {
-        folders.own.push(journals);
+        // First: labs have their folders below.
+        folders.own.insert(0, journals);
     }
     needs.readable = read_again.iter().map(|file| folder_of(file)).collect();
     needs.readable.extend(folders.read.map(Path::to_owned));

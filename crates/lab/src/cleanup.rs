@@ -155,12 +155,15 @@ fn names(dir: &str) -> Vec<String> {
     entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Creates a directory that only root can read.
+/// Creates a directory that only root can read, and that others can pass: servers and clients of the lab
+/// leave root, and have their own folders in it.
 fn private_dir(path: &Path) -> Result<(), LabError> {
     fs::DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
+        .mode(0o711)
         .create(path)
+        // It may be there already.
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o711)))
         .map_err(LabError::io(format!("create {}", path.display())))
 }
 
