@@ -80,10 +80,13 @@ const MAX_UNAUTHENTICATED_PER_NETWORK: usize = 64;
 /// descriptors and up to 4 MiB of socket buffer. Chosen.
 const MAX_TCP_TRANSPORTS: usize = 4096;
 const MAX_TCP_TRANSPORTS_PER_USER: usize = 512;
-/// How long TCP transports stay at the end of the process or of a user's access, so that QUIC's
-/// CONNECTION_CLOSE packets leave through them. Shorter: clients notice the end by a timeout. Longer: the
-/// process or the access ends later. Chosen.
+/// How long TCP transports stay at the end of the process, so that QUIC's CONNECTION_CLOSE packets leave
+/// through them. Shorter: clients notice the end by a timeout. Longer: the process ends later. Chosen.
 const CLOSE_FLUSH_TIME: Duration = Duration::from_millis(100);
+/// How long the TCP connections of a user stay after the end of the access: a client whose QUIC connection
+/// was closed asks for another one over them, is refused, and ends instead of trying on. Shorter: clients
+/// over long round trips are not told; longer: less than a second is left. Chosen.
+const REFUSAL_TIME: Duration = Duration::from_millis(500);
 /// The delay before the next accept when no descriptors are left. Shorter: busy waiting. Longer: clients
 /// wait. Chosen.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -508,7 +511,7 @@ impl ClientConnection {
         true
     }
 
-    /// Waits until the access of the client has ended, and QUIC's CONNECTION_CLOSE packets have left.
+    /// Waits until the access of the client has ended, and it could be told so.
     async fn access_ended(&self) {
         let mut access_ends = self.context.access_ends.subscribe();
         loop {
@@ -518,7 +521,7 @@ impl ClientConnection {
                     self.context.authenticator.authenticate(shown.as_deref(), self.certificate.as_deref())
             {
                 tracing::debug!(peer = %self.peer, user, %reason, "closing a TCP connection of a user without access");
-                return sleep(CLOSE_FLUSH_TIME).await;
+                return sleep(REFUSAL_TIME).await;
             }
             if access_ends.changed().await.is_err() {
                 return pending().await;
