@@ -265,7 +265,7 @@ async def connect_without_a_port(raw):
     raw.preface()
     for authority in ("198.51.100.2", "198.51.100.2:", "198.51.100.2:0", "198.51.100.2:65536"):
         stream = raw.open(headers((":method", "CONNECT"), (":authority", authority)))
-        await answered(raw, stream, 400, proxy_status="mpvpn")
+        await answered(raw, stream, 400, proxy_status="proxy")
     await lives(raw)
 
 
@@ -322,7 +322,7 @@ async def bad_template_variables(raw):
     raw.preface()
     for variables in ("*/256", "*/-1", "*/tcp", "10.0.0.1%2F8/*", "10.0.0.0%2F33/*", "a%20b/*", "%00/*"):
         stream = raw.open(connect_ip(f"/.well-known/masque/ip/{variables}/"))
-        await answered(raw, stream, 400, proxy_status="mpvpn")
+        await answered(raw, stream, 400, proxy_status="proxy")
     await lives(raw)
 
 

@@ -229,9 +229,11 @@ fn status_without_a_process_fails_with_the_socket_path() {
 fn the_socket_is_only_for_its_owner_and_is_removed_with_the_process() {
     use std::os::unix::fs::PermissionsExt;
     let testbed = Testbed::two_links();
-    let path = testbed.dir().join("mine.sock");
+    // In a folder of its own; in one of root's it stays, as the process has left root, and the next one
+    // replaces it.
+    let path = testbed.dir().join("state/mine.sock");
     let args = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
-    let more = ["--auth", "none", "--api-socket", "mine.sock"];
+    let more = ["--auth", "none", "--state-dir", "state", "--api-socket", "state/mine.sock"];
     let mut server = testbed.start_as_is(Host::Server, &[&args[..], &more].concat(), &path).wait_until_up();
     let mode = std::fs::metadata(&path).expect("the socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
