@@ -20,6 +20,7 @@ use crate::ack_filter::{acknowledges_more, is_bare_ack_segment};
 use crate::checksum;
 use crate::flow::FlowKey;
 use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET, Version};
+use crate::split::MIN_SEGMENT_LEN;
 use crate::tcp::TCP_HEADER;
 use crate::vnet::{self, VNET_HDR_LEN, VnetHdr};
 use crate::{be16, be32, protocol, put16, tcp_flags};
@@ -346,6 +347,7 @@ impl GroCoalescer {
             Transport::Udp => group.segments < MAX_DATAGRAMS,
             Transport::Tcp => {
                 group.segments < MAX_SEGMENTS
+                    && group.segment_size >= MIN_SEGMENT_LEN
                     && be32(packet, layout.ip_header + 4) == group.next_seq
                     && same_tcp_header(&first[layout.ip_header..layout.headers], &packet[layout.ip_header..])
             }

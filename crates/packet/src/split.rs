@@ -24,7 +24,7 @@ const TYPICAL_HEADERS_LEN: usize = 80;
 /// Minimum payload of a TCP segment, in bytes: Linux never requests less (`TCP_MIN_GSO_SIZE`). Smaller
 /// segments would turn one read into thousands of packets; a larger minimum would refuse what the kernel may
 /// send.
-const MIN_SEGMENT_LEN: usize = 8;
+pub(crate) const MIN_SEGMENT_LEN: usize = 8;
 
 /// Why a read could not be split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

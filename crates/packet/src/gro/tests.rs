@@ -54,6 +54,17 @@ fn segments_in_order_become_the_super_packet_of_the_sender() {
 }
 
 #[test]
+fn segments_of_a_size_that_nobody_splits_again_are_not_merged() {
+    for (len, counts) in [(7u32, vec![1, 1, 1]), (8, vec![3])] {
+        let merged = coalesce(segments(&Packet::v4(), 3, |index, _, tcp, payload| {
+            tcp.seq = 1000 + len * u32::from(index);
+            payload.truncate(len as usize);
+        }));
+        assert_eq!(segment_counts(&merged), counts, "{len} bytes");
+    }
+}
+
+#[test]
 fn datagrams_of_equal_size_are_merged_and_a_shorter_one_ends_the_packet() {
     for base in [Packet::v4(), Packet::v6()] {
         let sizes = [200, 200, 200, 50, 200, 200, 201];
@@ -227,8 +238,8 @@ fn merged_packets_stay_within_the_limits() {
     let packets = (0..200u16).map(|id| Packet { id, ..Packet::v4() }.udp(&[7; 500]));
     assert_eq!(segment_counts(&coalesce(packets)), [64, 64, 64, 8]);
     let tiny = segments(&Packet::v4(), 600, |index, _, tcp, payload| {
-        tcp.seq = u32::from(index);
-        payload.truncate(1);
+        tcp.seq = u32::from(index) * 8;
+        payload.truncate(8);
     });
     assert_eq!(segment_counts(&coalesce(tiny)), [256, 256, 88]);
     let large = segments(&Packet::v4(), 100, |index, _, tcp, payload| {
