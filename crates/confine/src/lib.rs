@@ -82,11 +82,11 @@ pub fn server(config: &ServerConfig, file: Option<&Path>) -> Result<(), RunError
 
 /// The folders of a process.
 struct Folders<'a> {
-    /// Its own, in which it makes files.
+    /// The folders in which it makes files.
     own: Vec<&'a Path>,
-    /// That of its socket.
+    /// The folder of its socket.
     socket: PathBuf,
-    /// Of files that it reads at each request.
+    /// A folder with files that it reads at each request.
     read: Option<&'a Path>,
 }
 

@@ -35,7 +35,7 @@ pub struct UserBytes {
 }
 
 impl UserBytes {
-    /// Those of a new user.
+    /// A new user, for whom nothing waits.
     pub fn new(process: &Arc<ProcessBytes>) -> Self {
         Self { process: Arc::clone(process), held: Arc::default() }
     }

@@ -36,8 +36,8 @@ impl Held {
         }
     }
 
-    /// Takes the oldest task of the host that holds most away, if it holds more than `host` would with
-    /// another one, or as many.
+    /// Takes the place of the oldest task of the host that holds most, if it holds more than `host`.
+    /// Returns the task, which has to be ended.
     fn end_oldest(&mut self, host: IpAddr) -> Option<AbortHandle> {
         let (largest, tasks) = self.tasks.iter().max_by_key(|(_, tasks)| tasks.len())?;
         let own = self.tasks.get(&host).map_or(0, VecDeque::len);
