@@ -202,7 +202,7 @@ uninstall() {
     if [ $purge = yes ]; then
         rm -rf "$root/etc/mpvpn" "$root/var/lib/mpvpn" "$root/var/lib/mpvpn-dns"
         if [ -z "$root" ]; then
-            rm -rf /run/mpvpn /run/mpvpn-dns
+            rm -rf /run/mpvpn /run/mpvpn-dns /run/mpvpn-resolv.conf
             ! have userdel || userdel mpvpn 2>/dev/null || :
             ! have groupdel || groupdel mpvpn 2>/dev/null || :
         fi
