@@ -25,7 +25,8 @@ const KEEP_TIME: Duration = Duration::from_secs(3);
 const MAX_KEEP_TIME: Duration = Duration::from_secs(60);
 /// A failure of UDP within this time after it was trusted again is a relapse.
 const RELAPSE_WINDOW: Duration = Duration::from_secs(60);
-/// How long UDP must work before a TCP connection attempt is cancelled. Longer: needless attempts end late.
+/// How long UDP must work before a TCP connection is given up that has carried no data, established or not.
+/// Longer: needless attempts end late.
 const UDP_WORKS_TIME: Duration = Duration::from_millis(500);
 /// How long a TCP connection may be silent before another one is opened: TCP's retransmission timer doubles
 /// each time, so a new connection is quicker. Shorter: needless connections; longer: longer gaps.
@@ -337,18 +338,18 @@ impl TransportSelector {
         let settled = match self.udp {
             _ if self.wanted == Transport::Quic => true,
             _ if self.wanted == Transport::Tcp => false,
-            Udp::Works { since } if self.open.is_none() => self.is_over(now, since + UDP_WORKS_TIME),
-            Udp::Works { since } => {
-                self.preferred.0 == PathTransport::Udp
-                    && self.is_over(now, self.preferred.1.max(since) + self.keep_time())
+            Udp::Works { .. } if self.preferred.0 == PathTransport::Tcp => false,
+            Udp::Works { since } if self.open.is_none_or(|open| self.preferred.1 < open.since) => {
+                self.is_over(now, since + UDP_WORKS_TIME)
             }
+            Udp::Works { since } => self.is_over(now, self.preferred.1.max(since) + self.keep_time()),
             Udp::Silent { .. } => false,
         };
         if settled && (self.open.is_some() || self.connecting || self.has_remains) {
             (self.open, self.connecting, self.has_remains) = (None, false, false);
             let reason = match self.wanted {
                 Transport::Quic => "only UDP is configured",
-                _ => "UDP has carried data for long enough",
+                _ => "UDP has worked for long enough",
             };
             debug!(target: TRANSPORT, link = self.link, keep = ?self.keep_time(), reason, "TCP connection no longer needed");
             return Some(TcpAction::Close);

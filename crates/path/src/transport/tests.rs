@@ -329,6 +329,23 @@ fn a_cut_of_a_link_over_udp_alone_dials_nothing() {
 }
 
 #[test]
+fn a_connection_that_is_established_after_udp_returned_is_not_kept() {
+    let mut world = World::new(Transport::Auto);
+    world.run(20 * S);
+    world.up = false;
+    world.set_udp(false);
+    world.run(2 * S);
+    // UDP is tried alone for 250 ms. Its path works 30 ms after that, and TCP takes 80 ms.
+    world.up = true;
+    let from = world.at;
+    world.run(190);
+    world.set_udp(true);
+    world.run(S);
+    assert_eq!((world.dials.len(), world.mains.len()), (1, 1), "{:?} {:?}", world.dials, world.mains);
+    assert!(world.tcp.is_none() && world.closes[0] <= from + S, "{:?} {from}", world.closes);
+}
+
+#[test]
 fn a_cut_says_nothing_against_udp_while_a_connection_is_kept_beside_it() {
     let mut world = World::new(Transport::Auto);
     world.run(10 * S);
