@@ -218,8 +218,10 @@ scenarios! {
     #[ignore = "long: ./dev test all plays it"] two_100
     #[ignore = "long: ./dev test all plays it"] asym_bw
     #[ignore = "long: ./dev test all plays it"] wifi_leo
+    #[ignore = "long: ./dev test all plays it"] high_orbit
+    #[ignore = "long: ./dev test all plays it"] loss_10
     two_10 equal jitter asym_jitter lossy dual_lte wifi_lte
-    lte_leo high_orbit lte_geo dual_leo
-    loss_10 loss_30
+    lte_leo lte_geo dual_leo
+    loss_30
     cut_carrier cut_silent redundant_cut random_cuts
 }
