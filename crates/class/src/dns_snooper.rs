@@ -202,7 +202,6 @@ impl DnsSnooper {
 
 /// Whether the message is long enough for the record counts in its header: the library allocates memory by
 /// these counts.
-#[must_use]
 pub fn has_plausible_counts(message: &[u8]) -> bool {
     let records = [header_buffer::answers, header_buffer::name_servers, header_buffer::additional_records];
     let records: usize = records.iter().filter_map(|count| count(message).ok()).map(usize::from).sum();

@@ -82,7 +82,6 @@ impl From<SocketAddr> for Authority {
 }
 
 /// The request for a connection to `target`; `credentials` is the value of `proxy-authorization`.
-#[must_use]
 pub fn request(target: &Authority, credentials: Option<&str>) -> Headers {
     let mut headers = Headers::new();
     headers.push(":method", "CONNECT");
@@ -95,7 +94,6 @@ pub fn request(target: &Authority, credentials: Option<&str>) -> Headers {
 
 /// The credentials of a request: the value of `proxy-authorization` (RFC 9110 §11.7.2), or else of
 /// `authorization`, if there is exactly one.
-#[must_use]
 pub fn credentials(headers: &Headers) -> Option<String> {
     ["proxy-authorization", "authorization"].into_iter().find_map(|name| request::single_text(headers, name))
 }
@@ -159,7 +157,6 @@ impl ProxyError {
     ];
 
     /// The response to the client; `reason` is a text for users.
-    #[must_use]
     pub fn rejection(self, reason: impl Into<Cow<'static, str>>) -> Rejection {
         let known = Self::ALL.iter().find(|(failure, ..)| *failure == self);
         let (status, error) = known.map_or((502, None), |(_, status, error)| (*status, Some(*error)));
@@ -168,7 +165,6 @@ impl ProxyError {
 
     /// The failure in a response without a 2xx status: by its proxy error type if that is known, else by its
     /// status.
-    #[must_use]
     pub fn from_response(headers: &Headers) -> Self {
         let error =
             headers.values("proxy-status").filter_map(|value| structured::last_token(value, "error")).last();
@@ -188,7 +184,6 @@ impl ProxyError {
 }
 
 /// The response that grants a request: the stream then carries the bytes of the connection.
-#[must_use]
 pub fn accept() -> Headers {
     Headers::response(200)
 }

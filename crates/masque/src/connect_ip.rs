@@ -39,7 +39,6 @@ pub enum Target {
 
 impl Target {
     /// Parses the percent-decoded `target` variable; `None` if it is none of the three.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if text == "*" {
             return Some(Self::Any);
@@ -86,7 +85,6 @@ pub struct ConnectIpRequest {
 
 impl ConnectIpRequest {
     /// A request for `path` at `authority`, over https and without credentials.
-    #[must_use]
     pub fn new(authority: impl Into<String>, path: impl Into<String>) -> Self {
         Self {
             scheme: "https".to_owned(),
@@ -98,7 +96,6 @@ impl ConnectIpRequest {
     }
 
     /// The header section (RFC 9484 §4.5).
-    #[must_use]
     pub fn headers(&self) -> Headers {
         let mut headers = request::extended_connect("connect-ip", &self.scheme, &self.authority, &self.path);
         if let Some(authorization) = &self.authorization {
@@ -161,7 +158,6 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp
 }
 
 /// The response that grants a request.
-#[must_use]
 pub fn accept() -> Headers {
     request::accept_with_capsules()
 }

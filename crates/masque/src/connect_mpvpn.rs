@@ -16,7 +16,6 @@ pub const PATH: &str = "/.well-known/mpvpn/";
 
 /// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offered` that
 /// of the field `mpvpn` (see [`extensions`]).
-#[must_use]
 pub fn request(authority: &str, credentials: Option<&str>, offered: Option<String>) -> Headers {
     let mut headers = request::extended_connect("mpvpn", "https", authority, PATH);
     if let Some(credentials) = credentials {

@@ -34,13 +34,11 @@ pub fn template(text: &str) -> Result<Template, TemplateError> {
 ///
 /// # Panics
 /// Never: a test checks it.
-#[must_use]
 pub fn default_template() -> Template {
     template(DEFAULT_TEMPLATE).expect("the default template is well formed")
 }
 
 /// The path for `target` from `template`; colons of IPv6 addresses are percent-encoded (RFC 9298 §3).
-#[must_use]
 pub fn path(template: &Template, target: &Authority) -> String {
     let host = match &target.host {
         Host::Addr(ip) => ip.to_string(),
@@ -50,7 +48,6 @@ pub fn path(template: &Template, target: &Authority) -> String {
 }
 
 /// The request for `path` at the proxy `authority`; `credentials` is the value of `authorization`.
-#[must_use]
 pub fn request(authority: &str, path: &str, credentials: Option<&str>) -> Headers {
     let mut headers = request::extended_connect("connect-udp", "https", authority, path);
     if let Some(credentials) = credentials {
@@ -117,7 +114,6 @@ fn parse_port(text: &str) -> Result<u16, Rejection> {
 }
 
 /// The response that grants a request (RFC 9298 §3.5).
-#[must_use]
 pub fn accept() -> Headers {
     request::accept_with_capsules()
 }

@@ -70,7 +70,6 @@ pub enum DatagramError {
 impl DatagramError {
     /// The HTTP/3 error code: of a stream error for [`DatagramError::NoContextId`], else of a connection
     /// error.
-    #[must_use]
     pub fn code(&self) -> u64 {
         code::DATAGRAM_ERROR
     }
@@ -81,7 +80,6 @@ impl DatagramError {
 /// # Panics
 /// If `stream_id` is not a client-initiated bidirectional stream (a multiple of four), or if either
 /// number is above 2^62 − 1.
-#[must_use]
 pub fn prefix(stream_id: u64, context_id: u64) -> DatagramPrefix {
     prefix_with(stream_id, |room| varint::encode(context_id, room))
 }
@@ -91,7 +89,6 @@ pub fn prefix(stream_id: u64, context_id: u64) -> DatagramPrefix {
 ///
 /// # Panics
 /// As [`prefix`].
-#[must_use]
 pub fn long_prefix(stream_id: u64, context_id: u64, more: usize) -> Option<DatagramPrefix> {
     let len = varint::len(context_id) + more;
     let mut fits = false;

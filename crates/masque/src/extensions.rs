@@ -41,13 +41,11 @@ impl Default for Extensions {
 
 impl Extensions {
     /// The extensions in a header section; `None` if it has no valid field.
-    #[must_use]
     pub fn of(headers: &Headers) -> Option<Self> {
         Self::parse(headers.values(FIELD))
     }
 
     /// Parses the lines of the field, which together are one value (RFC 9651 §4.2).
-    #[must_use]
     pub fn parse<'a>(lines: impl Iterator<Item = &'a [u8]>) -> Option<Self> {
         let mut value = Vec::new();
         for line in lines {
@@ -67,13 +65,11 @@ impl Extensions {
     }
 
     /// The version that both ends know: the lower one of the sender's and [`VERSION`].
-    #[must_use]
     pub fn version(&self) -> u64 {
         self.peer_version().map_or(VERSION, |version| version.min(VERSION))
     }
 
     /// The member with this key.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&Member> {
         self.members.get(key)
     }
@@ -96,7 +92,6 @@ impl Extensions {
     }
 
     /// The value of the field.
-    #[must_use]
     pub fn value(&self) -> String {
         self.members.serialize().unwrap_or_default()
     }

@@ -18,7 +18,6 @@ pub struct Field {
 
 impl Field {
     /// Whether the value must stay out of logs and of any peer's compression state.
-    #[must_use]
     pub fn is_secret(&self) -> bool {
         const SECRETS: [&[u8]; 5] = [
             b"authorization",
@@ -134,13 +133,11 @@ pub enum HeadersError {
 
 impl Headers {
     /// No fields yet.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// A response with `:status` and nothing else.
-    #[must_use]
     pub fn response(status: u16) -> Self {
         let mut headers = Self::new();
         headers.push(":status", status.to_string());
@@ -158,7 +155,6 @@ impl Headers {
     }
 
     /// The first value of field `name` (lowercase; pseudo-headers with their colon).
-    #[must_use]
     pub fn value(&self, name: &str) -> Option<&[u8]> {
         self.values(name).next()
     }
@@ -169,14 +165,12 @@ impl Headers {
     }
 
     /// The first value of field `name` if it is text.
-    #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         std::str::from_utf8(self.value(name)?).ok()
     }
 
     /// The value of field `name` if it appears exactly once. Fields that hold one structured item or
     /// one credential mean nothing when repeated.
-    #[must_use]
     pub fn single(&self, name: &str) -> Option<&[u8]> {
         let mut values = self.values(name);
         let first = values.next()?;
@@ -184,25 +178,21 @@ impl Headers {
     }
 
     /// `:method`.
-    #[must_use]
     pub fn method(&self) -> Option<&str> {
         self.text(":method")
     }
 
     /// `:authority`, or `host` where a request has only that.
-    #[must_use]
     pub fn authority(&self) -> Option<&str> {
         self.text(":authority").or_else(|| self.text("host"))
     }
 
     /// `:path`.
-    #[must_use]
     pub fn path(&self) -> Option<&str> {
         self.text(":path")
     }
 
     /// `:status` of a response, if it is three digits.
-    #[must_use]
     pub fn status(&self) -> Option<u16> {
         let text = self.text(":status")?;
         if text.len() != 3 || !text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -212,7 +202,6 @@ impl Headers {
     }
 
     /// Size as RFC 9114 §4.2.2 counts it: name, value and 32 bytes a field.
-    #[must_use]
     pub fn section_size(&self) -> usize {
         self.fields.iter().map(|field| field.name.len() + field.value.len() + 32).sum()
     }

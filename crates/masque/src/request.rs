@@ -38,20 +38,17 @@ pub struct Rejection {
 
 impl Rejection {
     /// A rejection with `status`.
-    #[must_use]
     pub fn new(status: u16, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { status, reason: reason.into(), error: None }
     }
 
     /// 401: missing or invalid credentials.
-    #[must_use]
     pub fn unauthorized(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(401, reason)
     }
 
     /// The header section of the response. The reason is in `proxy-status` (RFC 9209); 401 has
     /// `www-authenticate` (RFC 6750 §3) and 405 has `allow` (RFC 9110 §15.5.6).
-    #[must_use]
     pub fn headers(&self) -> Headers {
         let mut headers = Headers::response(self.status);
         match self.status {
@@ -108,7 +105,6 @@ pub enum CapsuleProtocol {
 }
 
 /// Parses the `capsule-protocol` field.
-#[must_use]
 pub fn capsule_protocol(headers: &Headers) -> CapsuleProtocol {
     match headers.single("capsule-protocol").and_then(structured::boolean) {
         Some(true) => CapsuleProtocol::Announced,
@@ -119,7 +115,6 @@ pub fn capsule_protocol(headers: &Headers) -> CapsuleProtocol {
 /// The first field that a message with capsules must not have: "The Capsule Protocol MUST NOT be used with
 /// messages that contain Content-Length, Content-Type, or Transfer-Encoding header fields ... MUST treat
 /// the HTTP message as malformed" (RFC 9297 §3.2).
-#[must_use]
 pub fn field_forbidden_with_capsules(headers: &Headers) -> Option<&'static str> {
     ["content-length", "content-type", "transfer-encoding"]
         .into_iter()

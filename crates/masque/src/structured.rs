@@ -11,13 +11,11 @@ use sfv::{Integer, Item, ItemSerializer, Key, List, Parser, StringRef, TokenRef}
 pub use sfv::{BareItem, InnerList, ListEntry as Member, Parameters};
 
 /// An Item that is a Boolean (`?1` or `?0`).
-#[must_use]
 pub fn boolean(value: &[u8]) -> Option<bool> {
     Parser::new(value).parse_item::<bool>().ok()
 }
 
 /// `text` as a String (RFC 9651 §3.3.3), without the characters that a String cannot hold.
-#[must_use]
 pub fn encode_string(text: &str) -> String {
     let text: String = text.chars().filter(|char| matches!(char, ' '..='~')).collect();
     StringRef::from_str(&text)
@@ -26,7 +24,6 @@ pub fn encode_string(text: &str) -> String {
 
 /// The Token value of the parameter `key` in the last member of a List that has such a parameter; `None` if
 /// the List is malformed (RFC 9651 §3.1).
-#[must_use]
 pub fn last_token(value: &[u8], key: &str) -> Option<String> {
     let members: List = Parser::new(value).parse().ok()?;
     members.iter().rev().find_map(|member| {
@@ -87,7 +84,6 @@ impl Typed for Member {
 }
 
 /// The parameters of a member.
-#[must_use]
 pub fn parameters(member: &Member) -> &Parameters {
     let (Member::Item(Item { params, .. }) | Member::InnerList(InnerList { params, .. })) = member;
     params
@@ -103,19 +99,16 @@ pub fn strings(member: &Member) -> impl Iterator<Item = &str> {
 }
 
 /// An Integer; at most the largest one of RFC 9651 §3.3.1.
-#[must_use]
 pub fn integer(number: u64) -> BareItem {
     Integer::try_from(number).unwrap_or(Integer::MAX).into()
 }
 
 /// A Token; `None` for a text that is none.
-#[must_use]
 pub fn token_member(text: &str) -> Option<Member> {
     Some(TokenRef::from_str(text).ok()?.into())
 }
 
 /// A String; `None` for a text with other characters than those of ASCII.
-#[must_use]
 pub fn string_member(text: &str) -> Option<Member> {
     Some(StringRef::from_str(text).ok()?.into())
 }

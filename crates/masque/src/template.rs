@@ -103,13 +103,11 @@ impl Template {
     }
 
     /// Whether the template has variable `name`.
-    #[must_use]
     pub fn has_variable(&self, name: &str) -> bool {
         self.parts.iter().any(|part| part.names().iter().any(|known| known == name))
     }
 
     /// The path and query with `values` in place of the variables; variables without a value are empty.
-    #[must_use]
     pub fn expand(&self, values: &[(&str, &str)]) -> String {
         let value_of = |name: &str| values.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
         let mut path = String::new();
@@ -133,7 +131,6 @@ impl Template {
     }
 
     /// The percent-decoded variables of `path`; `None` if the path does not match the template.
-    #[must_use]
     pub fn matches(&self, path: &str) -> Option<Variables> {
         if path.len() > MAX_LEN {
             return None;
@@ -303,7 +300,6 @@ fn escape(value: &str) -> Cow<'_, str> {
 }
 
 /// Percent-decodes a value (RFC 3986 §2.1); `None` if an escape is malformed or the result is not UTF-8.
-#[must_use]
 pub fn unescape(value: &str) -> Option<String> {
     let is_escape = |text: &str| {
         text.as_bytes().first_chunk::<2>().is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))

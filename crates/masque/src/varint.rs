@@ -41,7 +41,6 @@ pub fn encode_in(value: u64, bytes: usize, out: &mut impl BufMut) -> bool {
 
 /// The number at the start of `bytes` and the length of its encoding; `None` if more bytes are needed.
 #[inline]
-#[must_use]
 pub fn decode(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let len = 1usize << (first >> 6);

@@ -168,7 +168,6 @@ impl Default for TransportOptions {
 impl TransportOptions {
     /// For a client with this many shards. With several, the idle timeout is 60 instead of 180 s, because the
     /// server sends flows to a dead connection that the others could carry.
-    #[must_use]
     pub fn for_shards(shards: u8) -> Self {
         let default = Self::default();
         if shards == 1 { default } else { Self { idle_timeout: Duration::from_secs(60), ..default } }
@@ -272,7 +271,6 @@ impl ClientSetup {
     }
 
     /// The congestion controller of its connections.
-    #[must_use]
     pub fn cc(&self) -> CongestionControl {
         self.cc
     }
@@ -369,7 +367,6 @@ impl ServerSetup {
     }
 
     /// The same configuration for one of several shards, which is encoded in its connection IDs.
-    #[must_use]
     pub fn for_shard(&self, shard: Shard) -> Self {
         let mut endpoint = EndpointConfig::clone(&self.endpoint);
         set_cids(&mut endpoint, shard, self.cid_key);

@@ -25,7 +25,6 @@ pub struct Record {
 impl Record {
     /// The record of an instance after this plan; `before` is the one that there is, `file` the configuration
     /// file.
-    #[must_use]
     pub fn after(plan: &Plan, before: Option<&Self>, file: Option<&str>) -> Self {
         let mut record = before.cloned().unwrap_or_default();
         // A file that somebody else made, or changed since, stays theirs.

@@ -1,5 +1,4 @@
 /// Length in bytes of the shortest variable-length integer encoding of `value`: 1, 2, 4 or 8 (RFC 9000 §16).
-#[must_use]
 pub const fn varint_len(value: u64) -> usize {
     match value {
         0..=0x3f => 1,

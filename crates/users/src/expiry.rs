@@ -15,7 +15,6 @@ pub struct Expiry(OffsetDateTime);
 
 impl Expiry {
     /// The end of the day that is `days` days after `now`.
-    #[must_use]
     pub fn in_days(now: SystemTime, days: u16) -> Self {
         let day = OffsetDateTime::from(now).to_offset(UtcOffset::UTC).date();
         Self::end_of(day.saturating_add(time::Duration::days(days.into())))

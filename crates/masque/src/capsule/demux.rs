@@ -39,7 +39,6 @@ pub struct CapsuleDemux {
 
 impl CapsuleDemux {
     /// A demultiplexer at the beginning of a stream.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -85,7 +84,6 @@ impl CapsuleDemux {
     }
 
     /// Whether the stream is between two capsules, so that another capsule may start here.
-    #[must_use]
     pub fn is_at_boundary(&self) -> bool {
         self.passthrough_bytes == 0 && self.partial_capsule.is_empty() && self.input.is_empty()
     }

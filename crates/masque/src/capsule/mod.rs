@@ -75,13 +75,11 @@ pub struct AssignedAddress {
 impl AssignedAddress {
     /// The answer that refuses request `request_id`: the all-zero address with full prefix length (RFC 9484
     /// §4.7.1).
-    #[must_use]
     pub fn refusal(request_id: u64, family: Family) -> Self {
         Self { request_id, net: family.unspecified() }
     }
 
     /// Whether this refuses the request instead of assigning anything.
-    #[must_use]
     pub fn is_refusal(&self) -> bool {
         self.net.addr().is_unspecified() && self.net.prefix_len() == self.net.max_prefix_len()
     }
@@ -99,7 +97,6 @@ pub struct RequestedAddress {
 
 impl RequestedAddress {
     /// A request for any single address of `family`.
-    #[must_use]
     pub fn any(request_id: u64, family: Family) -> Self {
         Self { request_id, net: family.unspecified() }
     }
@@ -116,7 +113,6 @@ pub enum Family {
 
 impl Family {
     /// The family of `addr`.
-    #[must_use]
     pub fn of(addr: IpAddr) -> Self {
         if addr.is_ipv4() { Self::V4 } else { Self::V6 }
     }
@@ -225,7 +221,6 @@ pub enum CapsuleError {
 impl CapsuleError {
     /// The HTTP/3 code with which to abort the request stream. Malformed capsules make the message
     /// malformed (RFC 9297 §3.3).
-    #[must_use]
     pub fn code(&self) -> u64 {
         match self {
             Self::TooLarge { .. } => code::EXCESSIVE_LOAD,
@@ -280,7 +275,6 @@ impl Capsule {
     }
 
     /// The encoded capsule.
-    #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         let mut out = BytesMut::new();
         self.encode(&mut out);

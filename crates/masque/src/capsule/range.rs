@@ -58,44 +58,37 @@ impl IpRange {
     }
 
     /// The range that covers `net` for IP protocol `protocol` (0: all).
-    #[must_use]
     pub fn from_net(net: IpNet, protocol: u8) -> Self {
         Self { start: net.network(), end: net.broadcast(), protocol }
     }
 
     /// First address.
-    #[must_use]
     pub fn start(&self) -> IpAddr {
         self.start
     }
 
     /// Last address.
-    #[must_use]
     pub fn end(&self) -> IpAddr {
         self.end
     }
 
     /// IP protocol number; 0 means all protocols.
-    #[must_use]
     pub fn protocol(&self) -> u8 {
         self.protocol
     }
 
     /// IP version of both ends.
-    #[must_use]
     pub fn family(&self) -> Family {
         Family::of(self.start)
     }
 
     /// Whether `addr` lies in the range, whatever the protocol.
     #[inline]
-    #[must_use]
     pub fn contains(&self, addr: IpAddr) -> bool {
         self.start.is_ipv4() == addr.is_ipv4() && self.start <= addr && addr <= self.end
     }
 
     /// The smallest list of prefixes that cover exactly this range, in order; at most 254.
-    #[must_use]
     pub fn to_nets(&self) -> Vec<IpNet> {
         match (self.start, self.end) {
             (IpAddr::V4(start), IpAddr::V4(end)) => Ipv4Subnets::new(start, end, 0).map(IpNet::V4).collect(),
@@ -125,7 +118,6 @@ impl fmt::Display for IpRange {
 
 /// `ranges` as ROUTE_ADVERTISEMENT requires them: sorted, adjacent and overlapping ranges of one protocol
 /// merged, and ranges for all protocols subtracted from ranges for single protocols.
-#[must_use]
 pub fn routes_sorted(mut ranges: Vec<IpRange>) -> Vec<IpRange> {
     ranges.sort_unstable_by_key(IpRange::order);
     let mut merged: Vec<IpRange> = Vec::with_capacity(ranges.len());

@@ -35,14 +35,12 @@ pub(super) enum HostBits {
 
 impl CapsuleReader {
     /// A reader that enforces every rule.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// A reader that clears the bits after the prefix in ADDRESS_ASSIGN instead of failing: some
     /// deployed servers (mqvpn) send their IPv6 assignment as `address/64`. All other rules hold.
-    #[must_use]
     pub fn lenient() -> Self {
         Self { host_bits: HostBits::Mask, ..Self::default() }
     }
@@ -50,7 +48,6 @@ impl CapsuleReader {
     /// A reader of DATAGRAM capsules only, for CONNECT-UDP streams: all other types are unknown. A datagram
     /// with a value of more than `max` bytes is skipped like an unknown capsule, because datagrams may be
     /// dropped (RFC 9297 §3.5).
-    #[must_use]
     pub fn datagrams(max: usize) -> Self {
         Self { datagrams_only: Some(max), ..Self::default() }
     }
@@ -96,7 +93,6 @@ impl CapsuleReader {
     }
 
     /// Number of buffered bytes of an incomplete capsule.
-    #[must_use]
     pub fn buffered(&self) -> usize {
         self.bytes.len()
     }

@@ -101,13 +101,11 @@ impl AsRef<[u8]> for DataHeader {
 }
 
 /// A HEADERS frame with `headers`, which should be valid.
-#[must_use]
 pub fn encode_headers(headers: &Headers) -> Bytes {
     encode_frame(HEADERS, &qpack::encode(headers))
 }
 
 /// The header of a DATA frame with `len` bytes, for senders that write the data separately.
-#[must_use]
 pub fn encode_data_header(len: usize) -> DataHeader {
     let mut bytes = [DATA as u8; 9];
     let mut room = &mut bytes[1..];
@@ -117,7 +115,6 @@ pub fn encode_data_header(len: usize) -> DataHeader {
 }
 
 /// A DATA frame with a copy of `data`.
-#[must_use]
 pub fn encode_data(data: &[u8]) -> Bytes {
     encode_frame(DATA, data)
 }
@@ -128,7 +125,6 @@ pub fn encode_data(data: &[u8]) -> Bytes {
 ///
 /// # Panics
 /// If `id` is above 2^62 − 1.
-#[must_use]
 pub(super) fn encode_goaway(id: u64) -> Bytes {
     let mut payload = BytesMut::new();
     varint::encode(id, &mut payload);

@@ -176,7 +176,6 @@ enum RequestStream {
 
 impl H3 {
     /// A new connection.
-    #[must_use]
     pub fn new(side: Side, settings: Settings) -> Self {
         Self {
             side,
@@ -193,7 +192,6 @@ impl H3 {
     }
 
     /// The first bytes of this end's control stream: stream type and SETTINGS. The stream must stay open.
-    #[must_use]
     pub fn control_preface(&self) -> Bytes {
         let mut preface = BytesMut::new();
         varint::encode(stream_type::CONTROL, &mut preface);
@@ -202,7 +200,6 @@ impl H3 {
     }
 
     /// The only bytes of this end's QPACK encoder and decoder streams: their types. Both must stay open.
-    #[must_use]
     pub fn qpack_prefaces(&self) -> [Bytes; 2] {
         [Bytes::from_static(&[0x02]), Bytes::from_static(&[0x03])]
     }
@@ -269,14 +266,12 @@ impl H3 {
     }
 
     /// The peer's SETTINGS, once received.
-    #[must_use]
     pub fn peer_settings(&self) -> Option<&PeerSettings> {
         self.control.settings.as_ref()
     }
 
     /// Whether HTTP Datagrams may be sent: "QUIC DATAGRAM frames MUST NOT be sent until the
     /// SETTINGS_H3_DATAGRAM setting has been both sent and received with a value of 1" (RFC 9297 §2.1.1).
-    #[must_use]
     pub fn datagrams_allowed(&self) -> bool {
         self.settings.datagrams == Datagrams::Enabled
             && self.peer_settings().is_some_and(|peer| peer.datagrams == Datagrams::Enabled)
@@ -284,13 +279,11 @@ impl H3 {
 
     #[cfg(test)]
     /// Bytes held for incomplete frames.
-    #[must_use]
     pub fn buffered(&self) -> usize {
         self.buffered + self.control.buffered()
     }
 
     /// Number of peer-writable streams with state.
-    #[must_use]
     pub fn open_streams(&self) -> usize {
         self.uni.len() + self.messages.len()
     }

@@ -47,7 +47,6 @@ const FIELD_OVERHEAD: usize = 32;
 
 /// Encodes a header section: with static table entries where possible, and with Huffman code where it is
 /// shorter.
-#[must_use]
 pub fn encode(headers: &Headers) -> Vec<u8> {
     // Required Insert Count 0 and Base 0 (RFC 9204 §4.5.1).
     let mut out = vec![0, 0];

@@ -55,7 +55,6 @@ impl LogContext {
 }
 
 /// The entered spans of a connection and of its session, if it has one; dropping the value exits them.
-#[must_use]
 pub(super) struct ConnectionSpans {
     /// Declared first, as the inner span must be exited first.
     pub(super) _connection: EnteredSpan,

@@ -147,7 +147,6 @@ pub struct FilterRequest {
 
 /// The outcome of a packet that was read from the TUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
 pub enum TunOutcome {
     /// Queued for a client, answered, or dropped.
     Consumed,
