@@ -340,7 +340,7 @@ impl Bbr {
             reason: self.reason,
             step: if let Phase::Cruise { phase, .. } = self.phase { phase } else { 0 },
             probes_queue: self.queue_probe.is_running(),
-            queue_found: self.queue_probe.queue_found(),
+            queue_found: self.queue_probe.queue_found,
             without_queue: self.queue_probe.rtt_without_queue(),
             min_rtt: self.min_rtt.map(|(rtt, _)| rtt),
         }

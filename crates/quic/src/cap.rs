@@ -20,15 +20,15 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(5);
 /// look dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Cap {
-    handle: ShaperHandle,
+    pub(crate) handle: ShaperHandle,
     /// The configured rate of this path's group, if the shaper is for this group alone.
-    own: Option<BitRate>,
+    pub(crate) own: Option<BitRate>,
     /// Bytes of IP and UDP headers in front of every payload.
     header: u64,
     /// UDP payload bytes and datagrams that the shaper has counted.
     counted: (u64, u64),
     /// The rate (bytes/s) that the shaper allows the class now.
-    allowed: Option<u64>,
+    pub(crate) allowed: Option<u64>,
     /// When the shaper was last read, and when it last got a sample.
     read: Instant,
     reported: Instant,
@@ -74,20 +74,6 @@ impl Cap {
         if self.own.is_some() && self.own == other.own {
             self.handle = other.handle.clone();
         }
-    }
-
-    /// The configured rate, if this is a rate cap and not the shaper of a link.
-    pub(crate) fn own(&self) -> Option<BitRate> {
-        self.own
-    }
-
-    pub(crate) fn handle(&self) -> &ShaperHandle {
-        &self.handle
-    }
-
-    /// The rate (bytes/s) that the path gets now; `None` if it is not limited.
-    pub(crate) fn bytes_per_second(&self) -> Option<u64> {
-        self.allowed
     }
 
     /// Takes the totals of the path (UDP payload bytes, datagrams), and reports to the shaper.

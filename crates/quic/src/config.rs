@@ -381,10 +381,7 @@ impl ServerSetup {
     /// The configuration of a connection from `remote`, and its limits for streams once the client is
     /// authenticated, if they are lower until then.
     pub(crate) fn config(&self, remote: SocketAddr) -> (&Arc<noq_proto::ServerConfig>, Option<StreamLimits>) {
-        match self.is_own(remote) {
-            true => (&self.inside_tcp, None),
-            false => (&self.over_udp, Some(self.limits)),
-        }
+        if self.is_own(remote) { (&self.inside_tcp, None) } else { (&self.over_udp, Some(self.limits)) }
     }
 
     /// Whether a client is behind one of this process's own sockets.

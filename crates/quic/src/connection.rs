@@ -211,7 +211,7 @@ impl Connection {
     /// The DSCP of packets to this address. The paths of a connection with DSCPs have different remote
     /// addresses.
     fn dscp_towards(&self, remote: SocketAddr) -> u8 {
-        let path = self.paths.iter().find(|path| path.dscp != 0 && path.activity.remote() == Some(remote));
+        let path = self.paths.iter().find(|path| path.dscp != 0 && path.activity.remote == Some(remote));
         path.map_or(0, |path| path.dscp)
     }
 
@@ -298,7 +298,7 @@ impl Connection {
         let (initial_local, together) = (self.initial_local, self.paths.group(head).count().max(1) as u64);
         let path = self.paths.get_mut(id)?;
         let dead = path.gate.ignore_losses.load(Relaxed);
-        path.losses.update(second, (stats.sent_packets, stats.lost_packets), dead);
+        path.losses.window.update(second, (stats.sent_packets, stats.lost_packets), dead);
         path.gate.set_ignored_loss_share(path.losses.ignored_loss_share());
         Some(PathStats {
             id,
@@ -309,8 +309,8 @@ impl Connection {
             min_rtt: path.gate.min_rtt(),
             base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
-            loss: path.losses.share(),
-            recent_packets_sent: path.losses.packets_sent(),
+            loss: path.losses.window.share(),
+            recent_packets_sent: path.losses.window.sent(),
             random_loss: path.gate.random_loss(),
             cc: path.gate.kind_in_use(),
             congestion_window: path.gate.window() / together,
@@ -378,7 +378,7 @@ impl Connection {
 
     /// When a path that its pacer holds back may send again.
     pub fn pacer_timeout(&self, now: Instant) -> Option<Instant> {
-        let waiting = self.paths.iter().map(|path| &path.limits).filter(|limits| limits.is_paced());
+        let waiting = self.paths.iter().map(|path| &path.limits).filter(|limits| limits.paced);
         waiting.map(|limits| limits.wake_at(now).unwrap_or(now)).min()
     }
 

@@ -64,7 +64,8 @@ pub(crate) struct Delivery {
     shortest: Duration,
     /// The longest round trip of this window.
     longest: Duration,
-    rate: u64,
+    /// The delivery rate (bytes/s), 0 before the first window.
+    pub(crate) rate: u64,
 }
 
 /// The measurements of a complete window.
@@ -157,11 +158,6 @@ impl Delivery {
             }
         }
         all.rate()
-    }
-
-    /// The delivery rate (bytes/s), 0 before the first window.
-    pub(crate) fn rate(&self) -> u64 {
-        self.rate
     }
 
     /// Raises the rate to at least `rate` (bytes/s), because the shaper of the link lets that pass.
@@ -315,7 +311,7 @@ mod tests {
             let now = start + arrival * MS;
             delivery.on_ack(now, acked(now, 10_000, (arrival - at) * MS));
         }
-        assert!((9_500_000..12_000_000).contains(&delivery.rate()), "{}", delivery.rate());
+        assert!((9_500_000..12_000_000).contains(&delivery.rate), "{}", delivery.rate);
     }
 
     #[test]
@@ -333,9 +329,9 @@ mod tests {
                 let acked = Acked { in_order: true, ..acked(now, 1_000, (at - told * 2 / 5) * MS) };
                 delivery.on_ack(now, acked);
             }
-            assert!(delivery.rate() < 1_300_000, "{} after {at} ms", delivery.rate());
+            assert!(delivery.rate < 1_300_000, "{} after {at} ms", delivery.rate);
         }
-        assert!(delivery.rate() > 950_000, "{}", delivery.rate());
+        assert!(delivery.rate > 950_000, "{}", delivery.rate);
     }
 
     #[test]
@@ -368,7 +364,7 @@ mod tests {
             }
             delivery.on_lost(1_000);
             if delivery.has_fallen() {
-                fallen.get_or_insert((at, delivery.rate()));
+                fallen.get_or_insert((at, delivery.rate));
             }
         }
         let (at, rate) = fallen.expect("it has fallen");
@@ -385,6 +381,6 @@ mod tests {
                 quiet.on_lost(1_000);
             }
         }
-        assert_eq!(quiet.rate(), 10_000_000);
+        assert_eq!(quiet.rate, 10_000_000);
     }
 }

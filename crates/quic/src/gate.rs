@@ -475,7 +475,7 @@ impl Controller for Gate {
             };
             let idle = app_limited || held_back;
             let (paced, queued) = match inner {
-                Inner::Bbr(bbr) => (bbr.paced_share(delivery.rate()), bbr.is_queued(now)),
+                Inner::Bbr(bbr) => (bbr.paced_share(delivery.rate), bbr.is_queued(now)),
                 Inner::Library(_) => (1.0, false),
             };
             let (newest, random_loss) = (shared.newest_sent(), random.share());
@@ -485,7 +485,7 @@ impl Controller for Gate {
             if let Inner::Bbr(_) = inner
                 && let Some(rate) = shared.take_least_rate()
             {
-                report::rate_raised(shared, delivery.rate(), rate);
+                report::rate_raised(shared, delivery.rate, rate);
                 delivery.raise(rate);
             }
             let had_fallen = delivery.has_fallen();
@@ -494,13 +494,13 @@ impl Controller for Gate {
                 // Earlier losses say little about random loss any more.
                 random.forget();
             }
-            shared.delivered.store(delivery.rate(), Relaxed);
+            shared.delivered.store(delivery.rate, Relaxed);
             match inner {
                 Inner::Bbr(bbr) => {
                     bbr.set_inside_tcp(shared.inside_tcp.load(Relaxed));
                     bbr.on_rtt(now, sample);
                     if let Some(window) = window {
-                        bbr.on_round(now, window, delivery.rate(), shared.all_in_flight());
+                        bbr.on_round(now, window, delivery.rate, shared.all_in_flight());
                     }
                 }
                 Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),

@@ -55,7 +55,7 @@ pub(crate) struct QueueProbe {
     /// The round trip of a stream without a queue, and when it was measured.
     rtt_without_queue: Option<(Duration, Instant)>,
     /// When a queue was last found.
-    queue_found: Option<Instant>,
+    pub(crate) queue_found: Option<Instant>,
     /// When the last probe ended.
     last: Option<Instant>,
 }
@@ -122,11 +122,6 @@ impl QueueProbe {
     /// Whether a probe has found a queue in the last 1.5 s.
     pub(crate) fn found_queue_lately(&self, now: Instant) -> bool {
         self.queue_found.is_some_and(|at| now.saturating_duration_since(at) < QUEUE_PRESENT_FOR)
-    }
-
-    /// When a queue was last found.
-    pub(crate) fn queue_found(&self) -> Option<Instant> {
-        self.queue_found
     }
 
     /// Whether less is to be sent now.

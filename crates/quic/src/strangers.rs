@@ -138,9 +138,10 @@ impl Strangers {
     pub(crate) fn judge(&mut self, now: Instant, source: IpAddr, validated: bool, busy: bool) -> Verdict {
         let cell = self.cell(source);
         if !validated {
-            return match !busy && self.has_place(now) && self.unvalidated.take(cell, now) {
-                true => Verdict::Accept,
-                false => Verdict::Retry,
+            return if !busy && self.has_place(now) && self.unvalidated.take(cell, now) {
+                Verdict::Accept
+            } else {
+                Verdict::Retry
             };
         }
         let fits = self.of_cell[cell.index()] < MAX_OF_SOURCE && self.has_place(now);

@@ -126,12 +126,12 @@ fn delay_that_is_no_queue_does_not_wear_the_rate_down() {
     // Every packet arrives 40 ms late at any rate; the path carries all of them.
     for ms in 1..8000 {
         let now = start + ms * MS;
-        let rate = delivery.rate();
+        let rate = delivery.rate;
         let pace = bbr.pacing_rate(rate, 50 * MS).unwrap();
         let sent = pace.min(bbr.window(rate) * 20).min(6_000_000);
         bbr.on_rtt(now, 50 * MS);
         arrive(&mut bbr, &mut delivery, now, (now - 50 * MS, sent / 1000), rate, sent / 20);
-        assert!(delivery.rate() > 5_500_000, "{} after {ms} ms", delivery.rate());
+        assert!(delivery.rate > 5_500_000, "{} after {ms} ms", delivery.rate);
     }
 }
 
@@ -168,7 +168,7 @@ fn arrive(
         in_order: bbr.inside_tcp,
     };
     if let Some(window) = delivery.on_ack(now, acked) {
-        bbr.on_round(now, window, delivery.rate(), in_flight);
+        bbr.on_round(now, window, delivery.rate, in_flight);
     }
 }
 
@@ -205,7 +205,7 @@ impl SimulatedPath {
         for ms in 1..seconds * 1000 {
             let now = start + Duration::from_millis(ms);
             let way = if ms < seconds * 500 { 20 * MS } else { self.later };
-            let rate = delivery.rate();
+            let rate = delivery.rate;
             tokens += bbr.pacing_rate(rate, 20 * MS).unwrap_or(1_000_000) / 1000;
             let sent = tokens.min(bbr.window(rate).saturating_sub(in_flight));
             tokens = (tokens - sent).min(10_000);

@@ -163,7 +163,7 @@ impl Connection {
             PathEvent::Abandoned { id, .. } => {
                 let id = path_id_of(id);
                 if let Some(path) = self.paths.remove(id) {
-                    self.streams.quotas.forget(path.queue.stream_bytes());
+                    self.streams.quotas.forget(path.queue.stream_bytes);
                 }
                 self.passes.reset();
                 self.events.push_back(Event::PathClosed(id));

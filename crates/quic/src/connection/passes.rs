@@ -224,16 +224,16 @@ impl Connection {
             let left = self.datagram_bytes_left();
             let Some(path) = self.paths.at_mut(index) else { break };
             let load = path.queue.begin_pass();
-            if path.queue.has_tracked() {
+            if !path.queue.tracked.is_empty() {
                 let mut sent = path.gate.track();
                 sent.forget_written_elsewhere(left);
                 path.queue.track(&mut sent);
             }
-            let sent = match path.queue.datagrams() {
+            let sent = match &path.queue.datagrams[..] {
                 [] => Ok(0),
                 datagrams => self.inner.datagrams().send_many(datagrams, false),
             };
-            path.queue.clear();
+            path.queue.datagrams.clear();
             if let Err(error) = &sent {
                 if let Some(mut ledger) = path.gate.tracked() {
                     ledger.lose_queued();

@@ -77,7 +77,7 @@ impl Path {
 
     /// Bytes in flight or queued for its next pass.
     pub(crate) fn outstanding(&self) -> u64 {
-        self.gate.in_flight() + self.queue.bytes()
+        self.gate.in_flight() + self.queue.bytes
     }
 
     /// Drops stream data that was acknowledged, or that noq declared lost.
@@ -166,7 +166,7 @@ impl Paths {
             if self.paths[at].head == head {
                 continue;
             }
-            let first = self.get(head).map(|first| (first.gate.clone(), first.limits.cap().cloned()));
+            let first = self.get(head).map(|first| (first.gate.clone(), first.limits.cap.clone()));
             let path = &mut self.paths[at];
             path.head = head;
             path.queue.end_turn();
@@ -203,7 +203,7 @@ impl Paths {
 
     /// When something last arrived on any path.
     pub(crate) fn latest_activity(&self) -> Option<Instant> {
-        self.paths.iter().filter_map(|path| path.activity.latest()).max()
+        self.paths.iter().filter_map(|path| path.activity.latest).max()
     }
 
     /// The index of the path whose data pass is next. Acknowledgements for all paths leave with the first
@@ -279,7 +279,7 @@ mod tests {
             let path = paths.next_of_group(PathId(0), rtt).expect("a path");
             path.queue.push(Bytes::from_static(&[0; 1200]));
         }
-        let [near, far] = [0, 1].map(|at| paths.at(at).expect("a path").queue.bytes());
+        let [near, far] = [0, 1].map(|at| paths.at(at).expect("a path").queue.bytes);
         assert!((2 * far).abs_diff(near) < 2 * 13_000, "{near} and {far} bytes");
     }
 
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(paths.next_with_work(30 * MS), Some(1));
         assert_eq!(paths.next_with_work(50 * MS), Some(0));
         for path in paths.iter_mut() {
-            path.queue.clear();
+            path.queue.datagrams.clear();
         }
         assert_eq!(paths.next_with_work(30 * MS), None);
     }

@@ -29,7 +29,7 @@ const MAX_PASS_EXTENSIONS: u32 = 16;
 #[derive(Debug, Default)]
 pub(super) struct StreamQuotas {
     /// Lost bytes that noq will retransmit as soon as it may; not all are stream data.
-    lost: u64,
+    pub(super) lost: u64,
     /// The quotas of all paths for their next passes (bytes).
     granted: u64,
     /// How often the current pass may still be extended.
@@ -40,21 +40,6 @@ impl StreamQuotas {
     /// Bytes that could be granted while `waiting` bytes wait in streams.
     fn backlog(&self, waiting: u64) -> u64 {
         (waiting + self.lost).saturating_sub(self.granted)
-    }
-
-    /// Packets with `bytes` bytes were lost.
-    pub(super) fn on_lost(&mut self, bytes: u64) {
-        self.lost += bytes;
-    }
-
-    /// Whether noq may have data to retransmit.
-    pub(super) fn has_lost(&self) -> bool {
-        self.lost > 0
-    }
-
-    /// Adds the quota of a path.
-    fn add(&mut self, bytes: u64) {
-        self.granted += bytes;
     }
 
     /// Removes a quota that will not be used.
@@ -135,7 +120,7 @@ impl Streams {
 impl Connection {
     /// Bytes of bulk streams that paths could be granted now.
     pub fn stream_backlog(&self) -> u64 {
-        self.streams.quotas.backlog(self.streams.send.waiting())
+        self.streams.quotas.backlog(self.streams.send.waiting)
     }
 
     /// Grants a path a send quota of up to `max` bytes of bulk streams, framing included, but at least one
@@ -148,7 +133,7 @@ impl Connection {
     /// profit: only streams that always had more data than fitted since `since`. Nothing is granted while
     /// noq has data to retransmit, which would leave there.
     pub fn grant_quota_to_long_transfers(&mut self, id: PathId, max: u64, since: Instant) -> u64 {
-        if self.streams.quotas.has_lost() {
+        if self.streams.quotas.lost > 0 {
             return 0;
         }
         let bytes = self.streams.send.long_transfer_bytes(since);
@@ -166,7 +151,7 @@ impl Connection {
         let cost = bytes + bytes.div_ceil(payload) * overhead;
         let Some(path) = self.next_of_group(id) else { return 0 };
         path.queue.add_stream_bytes(bytes, cost, long_since);
-        self.streams.quotas.add(bytes);
+        self.streams.quotas.granted += bytes;
         cost
     }
 
@@ -197,7 +182,7 @@ impl Connection {
 
     /// Notes before a control pass that noq may retransmit data on any path.
     pub(super) fn note_retransmissions(&mut self, now: Instant) {
-        if self.streams.quotas.has_lost() {
+        if self.streams.quotas.lost > 0 {
             self.paths.iter_mut().for_each(|path| path.streams.note_retransmission(now));
         }
     }
@@ -210,15 +195,15 @@ mod tests {
     #[test]
     fn lost_bytes_count_against_quotas_first_and_once() {
         let mut quotas = StreamQuotas::default();
-        quotas.on_lost(3000);
-        assert_eq!((quotas.backlog(5000), quotas.has_lost()), (8000, true));
-        quotas.add(4000);
-        quotas.add(1000);
+        quotas.lost += 3000;
+        assert_eq!((quotas.backlog(5000), quotas.lost > 0), (8000, true));
+        quotas.granted += 4000;
+        quotas.granted += 1000;
         assert_eq!(quotas.backlog(5000), 3000);
         assert_eq!(quotas.begin_pass(4000), 3000);
         assert_eq!(quotas.begin_pass(1000), 0);
-        assert!(!quotas.has_lost());
-        quotas.add(500);
+        assert_eq!(quotas.lost, 0);
+        quotas.granted += 500;
         quotas.forget(500);
         assert_eq!(quotas.backlog(5000), 5000);
     }

@@ -155,10 +155,10 @@ pub(super) struct ReceiveStreams {
     held: usize,
     chunks: usize,
     /// Whether both ends send DataAck reports.
-    sends_data_acks: bool,
+    pub(super) sends_data_acks: bool,
     /// Streams with a pending DataAck, and whether any is urgent.
-    pending_acks: VecDeque<StreamId>,
-    urgent: bool,
+    pub(super) pending_acks: VecDeque<StreamId>,
+    pub(super) urgent: bool,
 }
 
 impl ReceiveStreams {
@@ -303,11 +303,6 @@ impl ReceiveStreams {
         end
     }
 
-    /// Enables DataAck reports.
-    pub(super) fn enable_data_acks(&mut self) {
-        self.sends_data_acks = true;
-    }
-
     /// Queues a DataAck of a stream.
     pub(super) fn queue_data_ack(&mut self, id: StreamId) {
         if self.sends_data_acks
@@ -316,21 +311,6 @@ impl ReceiveStreams {
         {
             self.pending_acks.push_back(id);
         }
-    }
-
-    /// Whether a DataAck is urgent, because the peer waits for it to send more.
-    pub(super) fn is_urgent(&self) -> bool {
-        self.urgent
-    }
-
-    /// The urgent DataAcks are being sent.
-    pub(super) fn clear_urgent(&mut self) {
-        self.urgent = false;
-    }
-
-    /// The number of pending DataAcks.
-    pub(super) fn pending_data_acks(&self) -> usize {
-        self.pending_acks.len()
     }
 
     /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the
@@ -472,8 +452,8 @@ mod tests {
         let mut streams = ReceiveStreams::default();
         streams.make_bulk(0, 0);
         read(&mut streams, &[(0, b"ab")]);
-        assert_eq!(streams.pending_data_acks(), 0, "nobody asked for it");
-        streams.enable_data_acks();
+        assert_eq!(streams.pending_acks.len(), 0, "nobody asked for it");
+        streams.sends_data_acks = true;
         assert_eq!(read(&mut streams, &[(2, b"cd"), (6, b"gh")]), (b"cd".to_vec(), ReadStatus::Blocked));
         let last_acked = DataAck { stream: 0, next_offset: 4, reader_waits: true, gaps: vec![(4, 2)] };
         assert_eq!(streams.next_data_ack(), Some(last_acked.clone()));
@@ -481,7 +461,7 @@ mod tests {
         assert!(streams.take_reinjected(&piece(0, 4, b"ef"), false, || 0));
         assert_eq!(read(&mut streams, &[]), (b"efgh".to_vec(), ReadStatus::Blocked));
         let last_acked = DataAck { stream: 0, next_offset: 8, reader_waits: true, gaps: Vec::new() };
-        assert_eq!((streams.next_data_ack(), streams.pending_data_acks()), (Some(last_acked), 0));
+        assert_eq!((streams.next_data_ack(), streams.pending_acks.len()), (Some(last_acked), 0));
         streams.note_readable(0);
         assert_eq!(streams.next_data_ack().map(|ack| ack.reader_waits), Some(false));
     }

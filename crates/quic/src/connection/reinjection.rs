@@ -132,26 +132,16 @@ impl SentStream {
 /// The sent data of all bulk streams of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ReinjectionLog {
-    on: bool,
+    pub(super) on: bool,
     streams: FxHashMap<StreamId, SentStream>,
     /// Streams with kept data.
     non_empty: BTreeSet<StreamId>,
     bytes: usize,
     /// Bytes that were ever sent.
-    sent: u64,
+    pub(super) sent: u64,
 }
 
 impl ReinjectionLog {
-    /// Keeps sent data from now on.
-    pub(super) fn start(&mut self) {
-        self.on = true;
-    }
-
-    /// Bytes that were ever sent.
-    pub(super) fn bytes_sent(&self) -> u64 {
-        self.sent
-    }
-
     /// A chunk has left on a path.
     pub(super) fn on_sent(&mut self, now: Instant, path: PathId, piece: &StreamChunk) {
         self.sent += piece.data.len() as u64;
@@ -245,9 +235,7 @@ mod tests {
     }
 
     fn log() -> ReinjectionLog {
-        let mut log = ReinjectionLog::default();
-        log.start();
-        log
+        ReinjectionLog { on: true, ..ReinjectionLog::default() }
     }
 
     /// Offset and bytes of overdue data, and whether its path stalls.
@@ -291,7 +279,7 @@ mod tests {
             log.on_sent(start, PathId(0), &piece(at, b"x"));
         }
         assert!(log.bytes <= MAX_KEPT_BYTES + 1 + CHUNK_OVERHEAD, "{} bytes", log.bytes);
-        assert_eq!(log.bytes_sent(), 5_000_000);
+        assert_eq!(log.sent, 5_000_000);
         log.on_data_ack(data_ack(5_000_000, &[]));
         assert_eq!((log.bytes, log.non_empty.len()), (0, 0));
         log.on_sent(start, PathId(0), &piece(5_000_000, b"x"));

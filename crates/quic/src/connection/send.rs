@@ -18,7 +18,7 @@ use super::{
     StreamChunk,
     readers::{ReadAhead, Reader},
 };
-use crate::{StreamId, UserBytes, held::QueuedBytes};
+use crate::{StreamId, held::QueuedBytes};
 
 /// The queue of a bulk stream (bytes), above which its writer is stopped. Smaller: paths run dry; larger:
 /// memory of readers that stop. No measurement (docs/design/streams.md).
@@ -130,36 +130,16 @@ pub(super) struct SendStreams {
     /// Bulk streams with data and flow control credit.
     ready: VecDeque<StreamId>,
     /// The waiting data of these streams (bytes).
-    waiting: u64,
+    pub(super) waiting: u64,
     /// The number of streams that are not known to be read completely.
-    unread_streams: u64,
+    pub(super) unread_streams: u64,
     /// The data of ordinary streams that waits for flow control credit (bytes).
-    ordinary_bytes: usize,
+    pub(super) ordinary_bytes: usize,
     /// The queues of all streams (bytes).
-    queued: QueuedBytes,
+    pub(super) queued: QueuedBytes,
 }
 
 impl SendStreams {
-    /// The data of bulk streams that waits for quotas (bytes).
-    pub(super) fn waiting(&self) -> u64 {
-        self.waiting
-    }
-
-    /// The number of streams that are not known to be read completely.
-    pub(super) fn unread_streams(&self) -> u64 {
-        self.unread_streams
-    }
-
-    /// The data of ordinary streams that waits for flow control credit (bytes).
-    pub(super) fn ordinary_bytes(&self) -> usize {
-        self.ordinary_bytes
-    }
-
-    /// Counts the queues for a user, who may hold only so much.
-    pub(super) fn set_user(&mut self, user: UserBytes) {
-        self.queued.set_user(user);
-    }
-
     /// The bulk stream whose turn is next, and the offset of its next byte.
     pub(super) fn front(&self) -> Option<(StreamId, u64)> {
         let id = *self.ready.front()?;
@@ -515,9 +495,9 @@ mod tests {
         assert_eq!(streams.written(&mut peer, 0), Flushed { bytes: 6, dropped: false });
         assert_eq!((&peer.got[..], &peer.ended[..]), (&[(0, 5)][..], &[0][..]));
         bulk(&mut streams, 4, 1000);
-        assert_eq!((streams.waiting(), streams.unsent(4)), (1000, 1000));
+        assert_eq!((streams.waiting, streams.unsent(4)), (1000, 1000));
         assert_eq!(pass(&mut streams, &mut peer, Instant::now(), 400, None).0, [(4, 400)]);
-        assert_eq!((streams.waiting(), streams.front()), (600, Some((4, 400))));
+        assert_eq!((streams.waiting, streams.front()), (600, Some((4, 400))));
     }
 
     #[test]
@@ -529,7 +509,7 @@ mod tests {
         assert_eq!(sent, [(0, turn), (4, turn), (0, turn)]);
         let (sent, _) = pass(&mut streams, &mut peer, Instant::now(), u64::MAX, None);
         assert_eq!(sent, [(4, turn), (0, 40_000 - 2 * turn), (4, 40_000 - 2 * turn)]);
-        assert_eq!((streams.waiting(), streams.streams.len()), (0, 0), "this end does not read them");
+        assert_eq!((streams.waiting, streams.streams.len()), (0, 0), "this end does not read them");
     }
 
     #[test]
@@ -539,11 +519,11 @@ mod tests {
         bulk(&mut streams, 0, 1000);
         streams.finish(0);
         assert_eq!(pass(&mut streams, &mut peer, Instant::now(), 5000, None).0, [(0, 300)]);
-        assert_eq!((streams.waiting(), streams.unsent(0)), (0, 700), "it is blocked");
+        assert_eq!((streams.waiting, streams.unsent(0)), (0, 700), "it is blocked");
         peer.credit.insert(0, usize::MAX);
         assert!(streams.unblock(0) && !streams.unblock(4));
         streams.written(&mut peer, 0);
-        assert_eq!(streams.waiting(), 701);
+        assert_eq!(streams.waiting, 701);
         assert_eq!(pass(&mut streams, &mut peer, Instant::now(), 5000, None).0, [(0, 700)]);
         assert_eq!(peer.ended, [0]);
     }
@@ -554,7 +534,7 @@ mod tests {
         peer.stopped.push(0);
         [4, 0].into_iter().for_each(|id| bulk(&mut streams, id, 1000));
         let flushed = streams.flush(&mut peer, 0, 100, |_| {});
-        assert_eq!((flushed, streams.waiting()), (Flushed { bytes: 0, dropped: true }, 1000));
+        assert_eq!((flushed, streams.waiting), (Flushed { bytes: 0, dropped: true }, 1000));
         assert_eq!(pass(&mut streams, &mut peer, Instant::now(), 5000, None).0, [(4, 1000)]);
     }
 
@@ -622,11 +602,11 @@ mod tests {
             sent += flushed.bytes;
             assert!(sent < 8 << 20, "{sent} bytes to a reader that does not read");
         }
-        assert_eq!((streams.unread_streams(), streams.waiting()), (1, 0));
+        assert_eq!((streams.unread_streams, streams.waiting), (1, 0));
         assert!(streams.on_read(start + MS, 0, sent));
-        assert_eq!(streams.unread_streams(), 0);
+        assert_eq!(streams.unread_streams, 0);
         assert!(streams.unblock(0));
         streams.written(&mut peer, 0);
-        assert!(streams.waiting() > 0);
+        assert!(streams.waiting > 0);
     }
 }

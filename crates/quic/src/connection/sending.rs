@@ -62,11 +62,11 @@ impl Connection {
     fn apply_rate_cap(&mut self, now: Instant, id: PathId) {
         let Some(sent) = self.sent(id) else { return };
         let Some(path) = self.paths.get(id) else { return };
-        let (head, rate) = (path.head, path.limits.rate());
+        let (head, rate) = (path.head, path.limits.rate);
         let same = |path: &&Path| {
-            path.id != id && rate.is_some() && path.limits.cap().is_some_and(|cap| cap.own() == rate)
+            path.id != id && rate.is_some() && path.limits.cap.as_ref().is_some_and(|cap| cap.own == rate)
         };
-        let other = self.paths.group(head).find(same).and_then(|path| path.limits.cap()).cloned();
+        let other = self.paths.group(head).find(same).and_then(|path| path.limits.cap.clone());
         if let Some(path) = self.paths.get_mut(id) {
             path.limits.apply_rate(now, sent);
             path.limits.share_cap(other.as_ref());
@@ -93,14 +93,14 @@ impl Connection {
         let (mut in_flight, mut queued, mut cap_budget) = (0, 0, None);
         for path in self.paths.group_mut(id) {
             in_flight += path.gate.in_flight();
-            queued += path.queue.bytes();
-            if path.limits.cap().is_none() {
+            queued += path.queue.bytes;
+            if path.limits.cap.is_none() {
                 continue;
             }
             if let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) {
                 path.limits.count(now, (stats.udp_tx.bytes, stats.udp_tx.datagrams), &path.gate);
             }
-            cap_budget = path.limits.cap_budget(now);
+            cap_budget = path.limits.cap.as_mut().map(|cap| cap.left(now));
         }
         let Some(path) = self.paths.get_mut(id) else { return 0 };
         let allowed = Allowance {
@@ -116,32 +116,17 @@ impl Connection {
     pub fn path_candidate(&mut self, now: Instant, id: PathId, max: u64) -> PathCandidate {
         let room = self.available_window(now, id).min(max);
         let ahead = self.paths.group(id).map(Path::outstanding).sum();
-        let Some(path) = self.paths.get(id) else {
-            return PathCandidate {
-                id,
-                available_window: 0,
-                one_way_delay: Duration::MAX,
-                outstanding: 0,
-                rate: 0,
-                weight: 1,
-            };
-        };
-        let (delay, rate) = (path.gate.base_rtt() / 2, path.limits.under_cap(path.gate.rate()));
-        PathCandidate {
-            id,
-            available_window: room,
-            one_way_delay: delay,
-            outstanding: ahead,
-            rate,
-            weight: 1,
-        }
+        let (one_way_delay, rate) = self.paths.get(id).map_or((Duration::MAX, 0), |path| {
+            (path.gate.base_rtt() / 2, path.limits.under_cap(path.gate.rate()))
+        });
+        PathCandidate { id, available_window: room, one_way_delay, outstanding: ahead, rate, weight: 1 }
     }
 
     /// Sets whether more data waited for a path's group than its available window. Congestion controllers
     /// learn the capacity only while that is so.
     pub fn set_backlogged(&mut self, id: PathId, limited: bool) {
         let Some(first) = self.paths.get(id) else { return };
-        let (capped, paced) = (first.limits.is_capped(), first.limits.is_paced());
+        let (capped, paced) = (first.limits.capped, first.limits.paced);
         for path in self.paths.group_mut(id) {
             // Data that a cap or shaper holds back says nothing about the path.
             path.gate.limited.store(limited && !capped, Relaxed);
@@ -153,14 +138,14 @@ impl Connection {
 
     /// Tells the shaper of a path's link whether more data waits for any path with the same handle.
     fn tell_wanting(&self, id: PathId) {
-        let Some(cap) = self.paths.get(id).and_then(|path| path.limits.cap()) else { return };
-        let wants = |path: &Path| path.limits.is_backlogged() && path.limits.has_this_shaper(cap.handle());
+        let Some(cap) = self.paths.get(id).and_then(|path| path.limits.cap.as_ref()) else { return };
+        let wants = |path: &Path| path.limits.backlogged && path.limits.has_this_shaper(&cap.handle);
         cap.set_backlogged(self.paths.iter().any(wants));
     }
 
     /// Whether more data waits for a path's group than its available window.
     pub fn is_backlogged(&self, id: PathId) -> bool {
-        self.paths.get(id).is_some_and(|path| path.limits.is_backlogged())
+        self.paths.get(id).is_some_and(|path| path.limits.backlogged)
     }
 
     /// Whether ack-eliciting packets of a path are neither acknowledged nor lost.
@@ -213,7 +198,7 @@ impl Connection {
     /// more.
     pub(super) fn spend(&mut self, head: PathId, bytes: u64) {
         if let Some(path) = self.paths.get_mut(head) {
-            path.limits.spend(bytes);
+            path.limits.pacer.spend(bytes);
         }
     }
 }

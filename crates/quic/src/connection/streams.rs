@@ -67,7 +67,7 @@ impl Streams {
     /// Packets with `bytes` bytes were lost.
     pub(super) fn note_lost(&mut self, bytes: u64) {
         if bytes > 0 && self.open_bulk > 0 {
-            self.quotas.on_lost(bytes);
+            self.quotas.lost += bytes;
         }
     }
 }
@@ -208,13 +208,13 @@ impl Connection {
     /// How far ahead of their readers streams may be sent now.
     pub(super) fn read_ahead(&self) -> ReadAhead {
         let rtts = self.paths.iter().filter_map(|path| self.rtt(path.id));
-        ReadAhead::new(rtts.max().unwrap_or_default(), self.streams.send.unread_streams())
+        ReadAhead::new(rtts.max().unwrap_or_default(), self.streams.send.unread_streams)
     }
 
     /// Bytes that were written to streams other than bulk streams, and for which the peer has granted no
     /// credit yet.
     pub fn unsent_replies(&self) -> usize {
-        self.streams.send.ordinary_bytes()
+        self.streams.send.ordinary_bytes
     }
 
     /// Bytes that were written, but not passed to noq yet.
@@ -224,7 +224,7 @@ impl Connection {
 
     /// Counts the bytes that wait in streams for a user, who may hold only so much.
     pub fn set_user(&mut self, user: UserBytes) {
-        self.streams.send.set_user(user);
+        self.streams.send.queued.set_user(user);
     }
 
     /// Bytes that can be written to a bulk stream now; after 0, [`Event::StreamWritable`] follows.
@@ -327,12 +327,12 @@ impl Connection {
     /// [`Self::on_data_ack`] takes them.
     pub fn enable_data_acks(&mut self) {
         self.streams.limits_read_ahead = true;
-        self.streams.receive.enable_data_acks();
+        self.streams.receive.sends_data_acks = true;
     }
 
     /// Keeps the sent data of bulk streams from now on until [`Self::on_data_ack`] confirms it.
     pub fn enable_reinjection(&mut self) {
-        self.streams.reinjection.start();
+        self.streams.reinjection.on = true;
     }
 
     /// Queues the DataAck of a stream again, because the last one was lost.
@@ -342,17 +342,17 @@ impl Connection {
 
     /// Whether a DataAck is urgent, because the peer waits for it to send more.
     pub fn is_data_ack_urgent(&self) -> bool {
-        self.streams.receive.is_urgent()
+        self.streams.receive.urgent
     }
 
     /// The number of pending DataAcks.
     pub fn pending_data_acks(&self) -> usize {
-        self.streams.receive.pending_data_acks()
+        self.streams.receive.pending_acks.len()
     }
 
     /// The urgent DataAcks are being sent.
     pub fn clear_data_ack_urgency(&mut self) {
-        self.streams.receive.clear_urgent();
+        self.streams.receive.urgent = false;
     }
 
     /// The DataAck of the next stream that has changed since its last one, or that has gaps; `None` if the
@@ -385,7 +385,7 @@ impl Connection {
 
     /// Bytes that were ever sent on bulk streams, without retransmissions.
     pub fn stream_bytes_sent(&self) -> u64 {
-        self.streams.reinjection.bytes_sent()
+        self.streams.reinjection.sent
     }
 }
 

@@ -36,7 +36,7 @@ impl Connection {
     /// controllers that take every loss for congestion.
     pub fn set_losses_repaired(&mut self, id: PathId, made_good: bool) {
         if let Some(path) = self.paths.get_mut(id) {
-            path.losses.set_repaired(made_good);
+            path.losses.repaired = made_good;
         }
     }
 
@@ -75,7 +75,7 @@ impl Connection {
             path.drop_acked_streams();
             each(path.id);
             let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
-            let is_known = path.activity.remote().is_some();
+            let is_known = path.activity.remote.is_some();
             if !path.activity.update_remote(remote) {
                 continue;
             }

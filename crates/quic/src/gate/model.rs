@@ -63,7 +63,7 @@ impl Model {
         let (window, pacing) = match &self.inner {
             Inner::Bbr(bbr) => {
                 // Random loss takes its share of what is sent.
-                let rate = (self.delivery.rate() as f64 / (1.0 - random.share())) as u64;
+                let rate = (self.delivery.rate as f64 / (1.0 - random.share())) as u64;
                 let rtt = Duration::from_nanos(shared.rtt.load(Relaxed));
                 (bbr.window(rate), bbr.pacing_rate(rate, rtt))
             }
@@ -75,7 +75,7 @@ impl Model {
             path.base_rtt.store(nanos(base), Relaxed);
             path.window.store(window, Relaxed);
             path.rate.store(pacing.unwrap_or(0), Relaxed);
-            path.delivered.store(self.delivery.rate(), Relaxed);
+            path.delivered.store(self.delivery.rate, Relaxed);
         });
     }
 

@@ -61,7 +61,7 @@ pub(super) fn acknowledged(
 ) {
     let PathLabel { connection, path } = shared.label();
     let (connection, path) = (connection.0, path.0);
-    let rate = model.delivery.rate();
+    let rate = model.delivery.rate;
     if let (Some(before), Some(now)) = (before.decisions, decisions(model)) {
         changes(before, now, shared, rate);
     }

@@ -10,9 +10,9 @@ pub(crate) struct ReceiveActivity {
     /// UDP datagrams at the last update.
     datagrams: u64,
     /// When something last arrived.
-    latest: Option<Instant>,
+    pub(crate) latest: Option<Instant>,
     /// The remote address at the last update.
-    remote: Option<SocketAddr>,
+    pub(crate) remote: Option<SocketAddr>,
 }
 
 impl ReceiveActivity {
@@ -25,19 +25,9 @@ impl ReceiveActivity {
         new
     }
 
-    /// Takes the remote address; returns whether it has changed.
+    /// Takes the current remote address; returns whether it has changed.
     pub(crate) fn update_remote(&mut self, remote: Option<SocketAddr>) -> bool {
         std::mem::replace(&mut self.remote, remote) != remote
-    }
-
-    /// The remote address at the last update.
-    pub(crate) fn remote(&self) -> Option<SocketAddr> {
-        self.remote
-    }
-
-    /// When something last arrived.
-    pub(crate) fn latest(&self) -> Option<Instant> {
-        self.latest
     }
 
     /// Whether nothing had arrived here for `time` when something arrived on another path, at `elsewhere`.
@@ -58,7 +48,7 @@ mod tests {
         assert!(!path.is_silent(None, 30 * MS), "nothing arrives anywhere");
         assert!(path.is_silent(Some(start), 30 * MS));
         assert!(path.update(start, 1) && !path.update(start + 40 * MS, 1));
-        assert_eq!(path.latest(), Some(start));
+        assert_eq!(path.latest, Some(start));
         assert!(!path.is_silent(Some(start + 30 * MS), 30 * MS));
         assert!(path.is_silent(Some(start + 31 * MS), 30 * MS));
     }

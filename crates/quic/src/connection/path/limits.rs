@@ -41,16 +41,16 @@ pub(crate) struct Allowance {
 /// The limits of one path.
 #[derive(Debug)]
 pub(crate) struct SendLimits {
-    pacer: Pacer,
-    cap: Option<Cap>,
+    pub(crate) pacer: Pacer,
+    pub(crate) cap: Option<Cap>,
     /// The configured rate, which applies while the path has no shaper.
-    rate: Option<BitRate>,
+    pub(crate) rate: Option<BitRate>,
     /// Whether data waits for the path.
-    backlogged: bool,
+    pub(crate) backlogged: bool,
     /// Whether the cap or shaper limits the path.
-    capped: bool,
+    pub(crate) capped: bool,
     /// Whether pacer, cap or shaper limit the path, not the congestion window.
-    paced: bool,
+    pub(crate) paced: bool,
 }
 
 impl SendLimits {
@@ -68,20 +68,20 @@ impl SendLimits {
 
     /// A rate (bytes/s), limited by the cap.
     pub(crate) fn under_cap(&self, rate: u64) -> u64 {
-        self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
+        self.cap.as_ref().and_then(|cap| cap.allowed).map_or(rate, |most| rate.min(most))
     }
 
     /// The rate (bytes/s) of the link for all classes together, if the path has a shaper and the rate is
     /// known.
     pub(crate) fn link_rate(&self) -> Option<u64> {
-        let handle = self.cap.as_ref().filter(|cap| cap.own().is_none())?.handle();
+        let handle = &self.cap.as_ref().filter(|cap| cap.own.is_none())?.handle;
         Some(handle.shaper().capacity()?.bps() / 8)
     }
 
     /// For how long the class of this path has had more data than it could send over the link, if the path
     /// has a shaper.
     pub(crate) fn backlog_time(&self, now: Instant) -> Option<Duration> {
-        let handle = self.cap.as_ref().filter(|cap| cap.own().is_none())?.handle();
+        let handle = &self.cap.as_ref().filter(|cap| cap.own.is_none())?.handle;
         Some(handle.shaper().backlog_time(now, handle.class()))
     }
 
@@ -89,11 +89,6 @@ impl SendLimits {
     pub(crate) fn set_rate(&mut self, rate: Option<BitRate>) -> bool {
         self.rate = rate;
         !self.has_shaper()
-    }
-
-    /// The configured rate.
-    pub(crate) fn rate(&self) -> Option<BitRate> {
-        self.rate
     }
 
     /// Limits the path by the configured rate, if there is one.
@@ -104,12 +99,12 @@ impl SendLimits {
 
     /// Whether the path has a shaper.
     pub(crate) fn has_shaper(&self) -> bool {
-        self.cap.as_ref().is_some_and(|cap| cap.own().is_none())
+        self.cap.as_ref().is_some_and(|cap| cap.own.is_none())
     }
 
     /// Whether the path has this shaper handle.
     pub(crate) fn has_this_shaper(&self, handle: &ShaperHandle) -> bool {
-        self.cap.as_ref().is_some_and(|cap| cap.handle().is_same(handle))
+        self.cap.as_ref().is_some_and(|cap| cap.handle.is_same(handle))
     }
 
     /// Limits the path by the shaper of its link.
@@ -117,12 +112,7 @@ impl SendLimits {
         self.cap = Some(Cap::new(now, handle, sent.v4, sent.bytes, sent.datagrams));
     }
 
-    /// The cap or shaper of the path.
-    pub(crate) fn cap(&self) -> Option<&Cap> {
-        self.cap.as_ref()
-    }
-
-    /// Makes the rate cap of another path that of both, if it is the same.
+    /// Shares the rate cap of another path, if both have one.
     pub(crate) fn share_cap(&mut self, other: Option<&Cap>) {
         if let (Some(own), Some(other)) = (&mut self.cap, other) {
             own.share(other);
@@ -141,11 +131,6 @@ impl SendLimits {
         }
     }
 
-    /// Bytes that the cap allows now; `None` without one.
-    pub(crate) fn cap_budget(&mut self, now: Instant) -> Option<u64> {
-        self.cap.as_mut().map(|cap| cap.left(now))
-    }
-
     /// Bytes that may leave now, if the cap allows `cap_budget`; records which limit applies.
     pub(crate) fn budget(&mut self, now: Instant, allowed: Allowance, cap_budget: Option<u64>) -> u64 {
         self.pacer.set_batching(allowed.batching);
@@ -157,11 +142,6 @@ impl SendLimits {
         allowed.window.min(budget)
     }
 
-    /// Takes sent bytes out of the pacer.
-    pub(crate) fn spend(&mut self, bytes: u64) {
-        self.pacer.spend(bytes);
-    }
-
     /// Sets whether more data waits for the path's group than may leave, and whether the cap of the group's
     /// first path holds it back.
     pub(crate) fn set_backlogged(&mut self, backlogged: bool, capped: bool) {
@@ -170,21 +150,6 @@ impl SendLimits {
         if let Some(cap) = &mut self.cap {
             cap.record_backlog(backlogged, backlogged && capped);
         }
-    }
-
-    /// Whether data waits for the path.
-    pub(crate) fn is_backlogged(&self) -> bool {
-        self.backlogged
-    }
-
-    /// Whether the cap limited the last budget.
-    pub(crate) fn is_capped(&self) -> bool {
-        self.capped
-    }
-
-    /// Whether the last budget was below the window.
-    pub(crate) fn is_paced(&self) -> bool {
-        self.paced
     }
 
     /// When pacer and cap allow sending again; `None` if they do now.
@@ -214,17 +179,17 @@ mod tests {
         let start = Instant::now();
         let mut limits = SendLimits::new(start);
         assert_eq!(limits.budget(start, allowed(5000, None), None), 5000);
-        assert!(!limits.is_paced() && !limits.is_capped(), "the window");
+        assert!(!limits.paced && !limits.capped, "the window");
         // Four packets may leave at once.
         assert_eq!(limits.budget(start, allowed(50_000, Some(1_000_000)), None), 4800);
-        assert!(limits.is_paced() && !limits.is_capped(), "the pacer");
+        assert!(limits.paced && !limits.capped, "the pacer");
         assert_eq!(limits.budget(start, allowed(50_000, Some(1_000_000)), Some(100)), 100);
-        assert!(limits.is_paced() && limits.is_capped(), "the cap");
-        limits.spend(4800);
+        assert!(limits.paced && limits.capped, "the cap");
+        limits.pacer.spend(4800);
         assert_eq!(limits.budget(start, allowed(50_000, Some(1_000_000)), None), 0);
         assert!(limits.wake_at(start).is_some_and(|at| at > start && at < start + 5 * MS));
         limits.set_backlogged(false, false);
-        assert!(!limits.is_paced(), "nothing waits");
+        assert!(!limits.paced, "nothing waits");
     }
 
     #[test]
@@ -244,7 +209,7 @@ mod tests {
         assert_eq!(limits.link_rate(), Some(10_000_000));
         assert!(!limits.set_rate(None), "the shaper stays");
         limits.apply_rate(start, NOTHING_SENT);
-        assert!(limits.cap().is_none() && !limits.has_shaper());
+        assert!(limits.cap.is_none() && !limits.has_shaper());
     }
 
     #[test]
@@ -256,9 +221,9 @@ mod tests {
             limits.apply_rate(start, NOTHING_SENT);
             limits
         });
-        let first = paths[0].cap().cloned();
+        let first = paths[0].cap.clone();
         paths[1].share_cap(first.as_ref());
-        let handle = paths[0].cap().map(|cap| cap.handle().clone()).expect("a cap");
+        let handle = paths[0].cap.as_ref().map(|cap| cap.handle.clone()).expect("a cap");
         assert!(paths[1].has_this_shaper(&handle));
     }
 }

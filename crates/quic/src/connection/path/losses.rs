@@ -14,9 +14,9 @@ const IGNORED_LOSS_RATIO: f64 = 1.25;
 pub(crate) struct Losses {
     /// Lost bytes that were reported so far.
     reported: u64,
-    window: LossWindow,
+    pub(crate) window: LossWindow,
     /// Whether FEC restores the constant loss.
-    repaired: bool,
+    pub(crate) repaired: bool,
 }
 
 impl Losses {
@@ -25,29 +25,9 @@ impl Losses {
         total.saturating_sub(std::mem::replace(&mut self.reported, total))
     }
 
-    /// Sets whether FEC restores the constant loss.
-    pub(crate) fn set_repaired(&mut self, repaired: bool) {
-        self.repaired = repaired;
-    }
-
-    /// Takes the totals of packets sent and lost until `second`; losses of a `dead` path do not count.
-    pub(crate) fn update(&mut self, second: u64, (sent, lost): (u64, u64), dead: bool) {
-        self.window.update(second, (sent, lost), dead);
-    }
-
     /// The share of packets (0 to 1) whose loss does not count as congestion.
     pub(crate) fn ignored_loss_share(&self) -> f64 {
         if self.repaired { self.window.constant_loss() * IGNORED_LOSS_RATIO } else { 0.0 }
-    }
-
-    /// The share of packets lost in the last 10 s (0 to 1).
-    pub(crate) fn share(&self) -> f64 {
-        self.window.share()
-    }
-
-    /// Packets sent in the last 10 s.
-    pub(crate) fn packets_sent(&self) -> u64 {
-        self.window.sent()
     }
 }
 
@@ -65,10 +45,10 @@ mod tests {
     fn only_repaired_losses_are_ignored() {
         let mut losses = Losses::default();
         for second in 0..4 {
-            losses.update(second, (1000 * (second + 1), 100 * (second + 1)), false);
+            losses.window.update(second, (1000 * (second + 1), 100 * (second + 1)), false);
         }
         assert_eq!(losses.ignored_loss_share(), 0.0);
-        losses.set_repaired(true);
+        losses.repaired = true;
         // 10 % and two standard deviations more, by 1.25.
         assert!((0.14..0.16).contains(&losses.ignored_loss_share()), "{}", losses.ignored_loss_share());
     }

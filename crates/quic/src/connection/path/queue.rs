@@ -29,13 +29,13 @@ pub(crate) struct PassSize {
 /// The queue of one path.
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
-    datagrams: Vec<Bytes>,
+    pub(crate) datagrams: Vec<Bytes>,
     /// The tracked ones, with their indices.
-    tracked: Vec<(usize, TrackedDatagram)>,
-    stream_bytes: u64,
+    pub(crate) tracked: Vec<(usize, TrackedDatagram)>,
+    pub(crate) stream_bytes: u64,
     long_since: Option<Instant>,
     /// All bytes, framing included.
-    bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes until another path of the group has its turn; 0 if it is not this path's turn.
     turn: u64,
     /// The datagram that leaves after everything else, whatever the window.
@@ -70,16 +70,6 @@ impl SendQueue {
         self.turn = self.turn.saturating_sub(cost);
     }
 
-    /// All queued bytes, framing included.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// The quota of bulk stream data (bytes).
-    pub(crate) fn stream_bytes(&self) -> u64 {
-        self.stream_bytes
-    }
-
     /// Whether a pass would send something.
     pub(crate) fn has_work(&self) -> bool {
         !self.datagrams.is_empty() || self.stream_bytes > 0
@@ -94,16 +84,6 @@ impl SendQueue {
         }
     }
 
-    /// The datagrams, in order.
-    pub(crate) fn datagrams(&self) -> &[Bytes] {
-        &self.datagrams
-    }
-
-    /// Whether any datagram is tracked.
-    pub(crate) fn has_tracked(&self) -> bool {
-        !self.tracked.is_empty()
-    }
-
     /// Adds all datagrams to `sent`, in order.
     pub(crate) fn track(&mut self, sent: &mut SentDatagrams) {
         let mut tracked = self.tracked.drain(..).peekable();
@@ -111,11 +91,6 @@ impl SendQueue {
             let tracked = tracked.next_if(|(place, _)| *place == at).map(|(_, tracked)| tracked);
             sent.on_queued(data.len(), tracked);
         }
-    }
-
-    /// Removes the datagrams, which noq has taken or refused.
-    pub(crate) fn clear(&mut self) {
-        self.datagrams.clear();
     }
 
     /// Whether it is this path's turn among those of its group.
@@ -169,11 +144,11 @@ mod tests {
         queue.add_stream_bytes(1000, 1040, None);
         queue.add_stream_bytes(500, 520, Some(since));
         let bytes = 100 + DATAGRAM_OVERHEAD as u64 + 1560;
-        assert_eq!((queue.bytes(), queue.has_work()), (bytes, true));
+        assert_eq!((queue.bytes, queue.has_work()), (bytes, true));
         let load = queue.begin_pass();
         assert_eq!(load, PassSize { bytes, stream_bytes: 1500, long_since: Some(since) });
-        assert_eq!(queue.datagrams().len(), 1);
-        queue.clear();
+        assert_eq!(queue.datagrams.len(), 1);
+        queue.datagrams.clear();
         assert_eq!(queue.begin_pass(), PassSize { bytes: 0, stream_bytes: 0, long_since: None });
         assert!(!queue.has_work());
     }
@@ -186,7 +161,7 @@ mod tests {
         queue.push_tracked(tracked(1200, 2));
         let mut sent = SentDatagrams::default();
         queue.track(&mut sent);
-        assert!(!queue.has_tracked());
+        assert!(queue.tracked.is_empty());
         // One packet each, the last one lost.
         [1332, 1432, 1232].into_iter().enumerate().for_each(|(pn, len)| sent.on_sent(pn as u64, len));
         sent.on_acked(1);
