@@ -303,7 +303,7 @@ impl Liveness {
     /// Whether [`Self::on_sent`] is of use: the path is the only one, and every packet that was sent is
     /// acknowledged.
     pub fn is_acked(&self) -> bool {
-        self.awaited_ack.is_some_and(|awaited| !awaited.is_awaited())
+        self.awaited_ack.is_some_and(|awaited| !awaited.is_awaited)
     }
 
     /// An ack-eliciting packet was sent on this path. Only needed if [`Self::is_acked`].
@@ -496,7 +496,7 @@ impl Liveness {
         } else {
             self.config.long_dead_interval
         };
-        self.intervals.dense.saturating_mul(1 << awaited.retries()).min(most).max(self.rtt)
+        self.intervals.dense.saturating_mul(1 << awaited.retries).min(most).max(self.rtt)
     }
 
     fn interval(&self, now: Instant) -> Duration {
@@ -600,10 +600,10 @@ impl Liveness {
     fn next_heartbeat(&self, now: Instant) -> Instant {
         let Some(last) = self.last_heartbeat else { return now };
         let awaited = self.awaited_ack.filter(|_| self.is_alive() && self.is_dense(now));
-        let sent = awaited.and_then(|awaited| awaited.last_sent());
+        let sent = awaited.and_then(|awaited| awaited.sent);
         let next = sent.map_or(last, |sent| sent.max(last)) + self.interval(now);
         // More heartbeats than the verdict needs would not be acknowledged before it.
-        let unproven = awaited.filter(|awaited| awaited.retries() + 1 < self.intervals.misses);
+        let unproven = awaited.filter(|awaited| awaited.retries + 1 < self.intervals.misses);
         let probe = unproven.and_then(|awaited| awaited.probe_at(&self.intervals.ack_timeouts));
         probe.map_or(next, |probe| next.min(probe.max(last + self.intervals.dense)))
     }

@@ -192,12 +192,12 @@ impl ClassConnections {
 
     /// Returns the client of the default class.
     pub fn default_client(&self) -> &Client {
-        self.all[0].client()
+        &self.all[0].client
     }
 
     /// See [`Client::poll_udp`]; flows belong to the default class.
     pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
-        self.all[0].poll_udp()
+        self.all[0].client.poll_udp()
     }
 
     fn connection_of(&mut self, link: LinkId) -> Option<(&mut Client, LinkId)> {
@@ -232,7 +232,7 @@ impl ClassConnections {
     pub fn heard(&self, uplink: LinkId) -> (TransportHealth, TransportHealth) {
         let all = |of: &dyn Fn(&Client) -> TransportHealth| {
             let heard: Vec<TransportHealth> =
-                self.all.iter().map(|connection| of(connection.client())).collect();
+                self.all.iter().map(|connection| of(&connection.client)).collect();
             let dead = heard.contains(&TransportHealth::Dead).then_some(TransportHealth::Dead);
             dead.or(heard.into_iter().max()).unwrap_or_default()
         };
@@ -323,7 +323,7 @@ impl ClassConnections {
         let wanted = match self.all.split_at_mut(own) {
             ([default, ..], [connection, ..]) => {
                 if self.session_secret.is_some() {
-                    connection.note_use(now, default.client(), &view);
+                    connection.note_use(now, &default.client, &view);
                 }
                 match connection.packet_owner(now, default, &key, &view) {
                     PacketOwner::OwnClass => Some(own),
@@ -333,11 +333,11 @@ impl ClassConnections {
             }
             _ => Some(0),
         };
-        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client().terminates(&key)) {
+        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client.terminates(&key)) {
             return wanted.map(|carrier| Choice { class: own, carrier });
         }
         // A TCP flow that another connection's split-TCP proxy has accepted stays there.
-        let ends = self.all.iter().position(|connection| connection.client().terminates(&key));
+        let ends = self.all.iter().position(|connection| connection.client.terminates(&key));
         if ends.is_none() && wanted.is_none() {
             self.all[own].keep(hdr, packet, &key);
         }
@@ -374,7 +374,7 @@ impl ClassConnections {
     /// Returns the next packet for a TUN device; the device is that of the class to which the destination
     /// address belongs.
     pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        let joined = self.all.iter_mut().find_map(|connection| connection.poll_tun(now))?;
+        let joined = self.all.iter_mut().find_map(|connection| connection.client.poll_tun(now))?;
         if self.all.len() > 1
             && self.names.has_patterns()
             && let Some(view) = joined.as_single_packet().and_then(|packet| ip::parse(packet).ok())
@@ -389,12 +389,12 @@ impl ClassConnections {
 
     /// See [`Client::recycle`].
     pub fn recycle(&mut self, joined: TunPacket) {
-        self.all[0].recycle(joined);
+        self.all[0].client.recycle(joined);
     }
 
     /// Returns the bytes that wait for a path.
     pub fn backlog(&self) -> usize {
-        self.all.iter().map(|connection| connection.client().backlog()).sum()
+        self.all.iter().map(|connection| connection.client.backlog()).sum()
     }
 
     /// Returns the next event that requires action: an event of the default class's client, or a change of
@@ -402,13 +402,13 @@ impl ClassConnections {
     pub fn poll_event(&mut self, now: Instant) -> Option<ClientEvent> {
         for connection in &mut self.all[1..] {
             // Clients of other classes open no app streams, and their failures are never fatal.
-            while let Some(event) = connection.poll_event() {
+            while let Some(event) = connection.client.poll_event() {
                 connection.take_event(now, &event);
             }
             connection.update_readiness(now, self.mtu);
         }
         self.release_waiting(now);
-        while let Some(event) = self.all[0].poll_event() {
+        while let Some(event) = self.all[0].client.poll_event() {
             match &event {
                 ClientEvent::Mtu(mtu) => {
                     self.all[0].mtu = Some(*mtu);
@@ -469,7 +469,7 @@ impl ClassConnections {
     /// together. To be called at the end of each iteration of the event loop, with its time.
     pub fn max_coalescing_delay(&mut self, now: Instant) -> Duration {
         for connection in &self.all {
-            connection.client().note_use(now, &mut self.coalescing, connection.priority);
+            connection.client.note_use(now, &mut self.coalescing, connection.priority);
         }
         self.coalescing.delay(now)
     }
@@ -501,7 +501,7 @@ impl ClassConnections {
     /// carries its packets.
     pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
         let of = |connection: &mut ClassConnection| {
-            let mut report = connection.report(now);
+            let mut report = connection.client.report(now);
             if report.state == ClientState::Up && connection.id != ClassId::DEFAULT && !connection.is_ready()
             {
                 report.state = ClientState::Connecting;
@@ -514,7 +514,7 @@ impl ClassConnections {
     /// Returns the flows of each class.
     pub fn flows(&self, now: Instant) -> Vec<(ClassId, FlowReport)> {
         let of = |connection: &ClassConnection| {
-            connection.client().flows(now).into_iter().map(|flow| (connection.id, flow)).collect::<Vec<_>>()
+            connection.client.flows(now).into_iter().map(|flow| (connection.id, flow)).collect::<Vec<_>>()
         };
         self.all.iter().flat_map(of).collect()
     }

@@ -114,7 +114,7 @@ impl Client {
     pub(crate) fn watch_echoes(&mut self, watch: EchoWatch) {
         self.echo_watch = Some(watch);
         if let Some(session) = &mut self.session {
-            session.multipath.watch_echoes(self.echo_watch.clone());
+            session.multipath.echo_watch = self.echo_watch.clone();
         }
     }
 
@@ -312,7 +312,7 @@ impl Client {
             self.connector.reap(&mut self.endpoint, id);
         }
         self.reports.down(reason.to_string());
-        if self.connector.handshakes().is_empty() {
+        if self.connector.handshakes.is_empty() {
             match reason {
                 LostReason::Reset | LostReason::TimedOut if was_up => self.connector.backoff.reset(now),
                 _ => self.connector.backoff.failed(now),
@@ -348,7 +348,7 @@ impl Client {
 
     /// Whether the server is reached: the tunnel is up, and a path works.
     pub fn reaches_server(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_path_works())
+        self.session.as_ref().is_some_and(|session| session.up && session.multipath.paths.any_works())
     }
 
     /// The name of its class, if the client has several.
@@ -454,7 +454,7 @@ impl Client {
             if !session.accepted {
                 at_most(Some(session.since + RESPONSE_TIMEOUT));
             }
-            at_most(session.further.deadline());
+            at_most(session.further.overdue_at);
             at_most(self.links.poll_timeout(&session.multipath));
         }
         next
@@ -476,7 +476,7 @@ impl Client {
             self.try_all_links(now);
             self.back_off_if_all_failed(now);
         }
-        if self.session.is_none() && !self.connector.handshakes().is_empty() {
+        if self.session.is_none() && !self.connector.handshakes.is_empty() {
             self.try_all_links(now);
         }
         self.expire_handshakes(now);
@@ -498,7 +498,7 @@ impl Client {
         self.reconnect_if_unusable(now);
         if let Some(session) = &mut self.session
             && session.up
-            && let Some(mtu) = session.multipath.take_mtu_change()
+            && let Some(mtu) = session.multipath.mtu.take_change()
         {
             self.apps.tcp.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
@@ -522,16 +522,16 @@ impl Client {
         if session.up {
             (report.state, report.reason) = (ClientState::Up, String::new());
         }
-        report.counters.add(session.multipath.counters());
-        report.rates = session.multipath.rates(now);
+        report.counters.add(session.multipath.traffic.counters);
+        report.rates = session.multipath.traffic.rates(now);
         report.udp_flows = session.udp.flows.len();
         report.drops += session.multipath.drops();
-        report.sojourn = session.multipath.sojourn();
-        report.queued_bytes = session.multipath.backlog_bytes();
+        report.sojourn = session.multipath.scheduler.sojourn();
+        report.queued_bytes = session.multipath.scheduler.dispatcher.bytes();
         report.resequencing = session.multipath.resequencing();
         report.peer_cc = session.agreed.cc;
         report.paths = session.multipath.report(now, connection);
-        report.mtu = session.multipath.announced_mtu();
+        report.mtu = session.multipath.mtu.announced();
         report
     }
 }

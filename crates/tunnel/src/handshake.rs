@@ -78,7 +78,7 @@ impl Backoff {
 pub(crate) struct VersionProbe {
     since: Instant,
     next: Instant,
-    answered: bool,
+    pub(crate) answered: bool,
 }
 
 /// Bytes of a probe: a server need not answer less than 1200 (RFC 9000 §14.1).
@@ -101,10 +101,6 @@ impl VersionProbe {
     /// The time since [`Self::new`] or [`Self::restart`].
     pub(crate) fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
-    }
-
-    pub(crate) fn answered(&self) -> bool {
-        self.answered
     }
 
     pub(crate) fn mark_answered(&mut self) {

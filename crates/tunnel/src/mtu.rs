@@ -24,7 +24,7 @@ const MAX_FIRST_DELAY: Duration = Duration::from_millis(1500);
 pub(crate) struct MtuFollower {
     started_at: Instant,
     /// The largest packet that fits a datagram now (bytes), and since when.
-    limit: Option<usize>,
+    pub(crate) limit: Option<usize>,
     limit_since: Instant,
     announced: Option<usize>,
     /// The announced MTU that [`Self::take_change`] returned last.
@@ -71,11 +71,6 @@ impl MtuFollower {
             );
             self.announced = Some(mtu);
         }
-    }
-
-    /// The largest packet that fits a datagram now (bytes).
-    pub(crate) fn limit(&self) -> Option<usize> {
-        self.limit
     }
 
     /// The MTU announced last (bytes).
@@ -132,7 +127,7 @@ mod tests {
         assert_eq!(mtu.take_change(), Some(1430));
         mtu.update(start + 200 * MS, Some(1280));
         mtu.update_announced(start + 900 * MS);
-        assert_eq!((mtu.limit(), mtu.announced()), (Some(1280), 1430));
+        assert_eq!((mtu.limit, mtu.announced()), (Some(1280), 1430));
         mtu.update(start + 1000 * MS, Some(1430));
         mtu.update_announced(start + 9000 * MS);
         assert_eq!(mtu.take_change(), None);

@@ -54,7 +54,7 @@ use mpvpn_types::{
     target::{LIVENESS, REORDER, SCHEDULER, TRANSPORT},
 };
 
-use crate::{ClassProfile, EchoWatch, PathEvent, mtu::MtuFollower, shapers::Shapers};
+use crate::{ClassProfile, EchoWatch, mtu::MtuFollower, shapers::Shapers};
 use clocks::ClockReports;
 use events::PathEvents;
 pub(crate) use flow_order::FlowMeter;
@@ -100,30 +100,31 @@ pub(crate) struct MultipathConnection {
     /// The CONNECT-IP request stream; `None` if the connection carries only streams and UDP payloads.
     stream: Option<u64>,
     packetizer: Packetizer,
-    scheduler: PacketScheduler,
+    pub(crate) scheduler: PacketScheduler,
     /// Path candidates of the current pass; a field so that its allocation is reused.
     candidates: Vec<PathCandidate>,
     recovery: Recovery,
     heartbeats: Heartbeats,
     /// Clock reports, if both ends negotiated them.
     clocks: Option<ClockReports>,
-    paths: PathTable,
+    pub(crate) paths: PathTable,
     groups: PathGroups,
     tiers: Tiers,
     policies: LinkPolicies,
     /// The shapers of the links, if other connections of the session use the same links.
     shared_links: Option<SharedLinks>,
     /// The shortest round trip of any path, as last measured.
-    shortest_rtt: Option<Duration>,
+    pub(crate) shortest_rtt: Option<Duration>,
     timer: MeasurementTimer,
-    mtu: MtuFollower,
+    pub(crate) mtu: MtuFollower,
     trimmer: MemoryTrimmer,
-    traffic: Traffic,
-    /// The limit of the user to whom the data goes; `None` if there is none.
-    rate_limit: Option<RateLimitMember>,
-    events: PathEvents,
+    pub(crate) traffic: Traffic,
+    /// At a server: the limit of the user to whom the data goes; `None` if there is none. Stream data is not
+    /// sent at the rate: the caller limits what it writes.
+    pub(crate) rate_limit: Option<RateLimitMember>,
+    pub(crate) events: PathEvents,
     /// At a client: records the links of ICMP echoes.
-    echo_watch: Option<EchoWatch>,
+    pub(crate) echo_watch: Option<EchoWatch>,
     /// The end of the last local stall (time without processor); initially the time of creation.
     stalled_until: Instant,
     /// When another connection last found one of the links silent.
@@ -167,20 +168,9 @@ impl MultipathConnection {
         self.log.set_class(class.map(|class| class.name.as_str()));
     }
 
-    /// At a client: records the links of ICMP echoes.
-    pub(crate) fn watch_echoes(&mut self, watch: Option<EchoWatch>) {
-        self.echo_watch = watch;
-    }
-
     /// At a server: sets the session that this connection belongs to, for the log.
     pub(crate) fn set_session(&mut self, session: SessionId) {
         self.log.set_session(session);
-    }
-
-    /// At a server: limits what is sent to the user by `limit`. Stream data is not sent at the rate: the
-    /// caller limits what it writes.
-    pub(crate) fn set_rate_limit(&mut self, limit: Option<RateLimitMember>) {
-        self.rate_limit = limit;
     }
 
     /// Shares the links with the other connections of the session from now on. This connection carries
@@ -242,7 +232,7 @@ impl MultipathConnection {
         // Data may have moved on other paths already; heartbeats on this one must be dense as well.
         let _path = enter_path!(LIVENESS, self.log, id, path);
         tracing::debug!(target: LIVENESS, inside_tcp, policy = ?path.policy.get(), "a path is opened");
-        if let Some(at) = self.traffic.last_data_at() {
+        if let Some(at) = self.traffic.last_data_at {
             path.liveness.on_traffic(at);
         }
         self.paths.insert(now, id, path);
@@ -267,11 +257,6 @@ impl MultipathConnection {
     /// Reports the event that a path with this remote address was opened.
     pub(crate) fn report_path_opened(&mut self, id: PathId, remote: Option<SocketAddr>) {
         self.events.on_opened(id, remote, &self.paths);
-    }
-
-    /// Returns the path events since the last call, oldest first.
-    pub(crate) fn take_events(&mut self) -> Vec<PathEvent> {
-        self.events.take()
     }
 
     /// Takes the kernel's report whether a link has a carrier.
@@ -367,9 +352,9 @@ impl MultipathConnection {
         self.send_heartbeats(now, connection, &due);
         self.close_blocked_paths(now, connection);
         self.close_dead_paths(now, connection);
-        if self.trimmer.expires(now, !self.scheduler.is_empty()) {
+        if self.trimmer.expires(now, !self.scheduler.dispatcher.is_empty()) {
             self.packetizer.trim();
-            self.scheduler.trim();
+            self.scheduler.dispatcher.trim_memory();
             if let Some(sequencer) = &mut self.recovery.sequencer {
                 sequencer.trim();
             }
@@ -380,7 +365,7 @@ impl MultipathConnection {
     /// Sends heartbeats on the paths `due`, whose liveness asked for one, and further reports and probes.
     fn send_heartbeats(&mut self, now: Instant, connection: &mut Connection, due: &[PathId]) {
         let datagrams = connection.max_datagram_size().is_some();
-        let last_data_at = self.traffic.last_data_at().max(self.probed_at);
+        let last_data_at = self.traffic.last_data_at.max(self.probed_at);
         let traffic = TrafficState { datagrams, last_data_at };
         let actions = self.heartbeats.poll(now, &mut self.paths, traffic, due);
         if actions.rejudge {
@@ -433,10 +418,14 @@ impl MultipathConnection {
 
     /// Returns when [`Self::handle_timeout`] and [`Self::poll_transmit`] have to be called next.
     pub(crate) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
-        let empty = self.scheduler.is_empty();
+        let empty = self.scheduler.dispatcher.is_empty();
         let waits = !empty || self.recovery.has_waiting() || connection.stream_backlog() > 0;
-        let while_waiting =
-            || [connection.pacer_timeout(now), self.scheduler.poll_timeout(now)].into_iter().flatten().min();
+        let while_waiting = || {
+            [connection.pacer_timeout(now), self.scheduler.choice.poll_timeout(now)]
+                .into_iter()
+                .flatten()
+                .min()
+        };
         let rate_limit = self.rate_limit.as_ref().filter(|_| !empty);
         let sequencer = self.recovery.sequencer.as_ref();
         let all = [
@@ -451,10 +440,5 @@ impl MultipathConnection {
             self.recovery.data_ack_timeout(connection),
         ];
         all.into_iter().flatten().min()
-    }
-
-    /// Returns the MTU of the tunnel (bytes) if it has changed and is steady.
-    pub(crate) fn take_mtu_change(&mut self) -> Option<usize> {
-        self.mtu.take_change()
     }
 }

@@ -214,8 +214,8 @@ impl Server {
         let share = peer.tunnel().and_then(|tunnel| tunnel.class.as_ref()).map(|class| class.share);
         let has_priority = share.is_some_and(|share| share.first);
         match peer.multipath() {
-            Some(multipath) if multipath.last_data_at() != Some(now) => {}
-            Some(multipath) => self.coalescing.note_use(now, multipath.shortest_rtt(), has_priority),
+            Some(multipath) if multipath.traffic.last_data_at != Some(now) => {}
+            Some(multipath) => self.coalescing.note_use(now, multipath.shortest_rtt, has_priority),
             // A handshake.
             None => self.coalescing.note_use(now, None, false),
         }
@@ -379,7 +379,7 @@ impl Server {
     fn take_path_events(&mut self, id: ConnectionHandle) {
         let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
         let Some(authenticated) = authenticated else { return };
-        let events = authenticated.multipath.take_events();
+        let events = authenticated.multipath.events.take();
         if events.is_empty() {
             return;
         }
@@ -444,7 +444,7 @@ impl Server {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let own = peer.poll_timeout(now, connection);
-        let mtu = peer.multipath().map(|multipath| multipath.announced_mtu());
+        let mtu = peer.multipath().map(|multipath| multipath.mtu.announced());
         let counted = peer.tunnel_mut().map(|tunnel| std::mem::replace(&mut tunnel.counted_mtu, mtu));
         self.peers.arm(id, own.into_iter().chain(connection.poll_timeout()).min());
         if connection.has_events() {
@@ -484,7 +484,7 @@ impl Server {
                 multipath.on_local_stall(at);
             }
             multipath.handle_timeout(now, connection);
-            let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
+            let (mtu, joiner) = (multipath.mtu.announced(), &mut self.joiner);
             multipath.release_timed_out(now, |packet| {
                 pass_on(now, limits.as_deref_mut(), joiner, clamp_received(packet, mtu));
             });

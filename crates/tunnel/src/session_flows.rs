@@ -64,10 +64,7 @@ impl SessionFlows {
     /// The arrival of the newest packet of the flow that `packet` answers; `None` if it is not known, or if
     /// the flow has always been in the default class.
     pub(crate) fn arrival(&self, now: Instant, packet: &IpPacket<'_>) -> Option<Arrival> {
-        match self.is_in_use() {
-            true => self.lock().get(now, FlowKey::of(packet).hash32()),
-            false => None,
-        }
+        if self.is_in_use() { self.lock().get(now, FlowKey::of(packet).hash32()) } else { None }
     }
 
     /// Forgets all flows until their next packets.

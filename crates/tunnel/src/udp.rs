@@ -129,7 +129,8 @@ impl UdpFlows {
         payload: &[u8],
     ) {
         if payload.len() > self.max_payload_bytes(connection, stream) {
-            return multipath.count_oversized();
+            multipath.traffic.oversized += 1;
+            return;
         }
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let ordered = flow.meter.wants_order(now, payload);
@@ -151,10 +152,7 @@ impl UdpFlows {
         flow.capsules.push(data);
         let taken = flow.take_capsules(&mut out);
         self.incomplete = others + flow.capsules.buffered();
-        match self.incomplete > MAX_INCOMPLETE_BYTES {
-            true => taken.and(Err(code::EXCESSIVE_LOAD)),
-            false => taken,
-        }
+        if self.incomplete > MAX_INCOMPLETE_BYTES { taken.and(Err(code::EXCESSIVE_LOAD)) } else { taken }
     }
 
     /// Checks whether a stream may end now.

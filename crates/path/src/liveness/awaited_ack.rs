@@ -26,11 +26,11 @@ const MAX_RETRIES: u32 = 10;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AwaitedAck {
     /// When the last ack-eliciting packet was sent that was the first since something arrived.
-    sent: Option<Instant>,
+    pub(super) sent: Option<Instant>,
     /// Whether nothing has arrived since.
-    is_awaited: bool,
+    pub(super) is_awaited: bool,
     /// Heartbeats since then.
-    retries: u32,
+    pub(super) retries: u32,
 }
 
 /// How long acknowledgements may take.
@@ -60,11 +60,6 @@ impl AwaitedAck {
         }
     }
 
-    /// When the last packet was sent that began to await an acknowledgement.
-    pub(super) fn last_sent(&self) -> Option<Instant> {
-        self.sent
-    }
-
     /// A heartbeat is about to be sent.
     pub(super) fn on_heartbeat(&mut self) {
         if self.is_awaited {
@@ -72,19 +67,9 @@ impl AwaitedAck {
         }
     }
 
-    /// Number of heartbeats since an acknowledgement is awaited, at most [`MAX_RETRIES`].
-    pub(super) fn retries(&self) -> u32 {
-        self.retries
-    }
-
     /// Something arrived, or silence so far proves nothing.
     pub(super) fn reset(&mut self) {
         (self.is_awaited, self.retries) = (false, 0);
-    }
-
-    /// Whether an acknowledgement is awaited, and nothing has arrived since.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.is_awaited
     }
 
     /// Since when an acknowledgement is awaited, if one is.

@@ -9,15 +9,12 @@
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
-use mpvpn_packet::{FlowKey, TunPacket, VnetHdr, ip, protocol, tcp::Segment, tcp_flags};
+use mpvpn_packet::{FlowKey, VnetHdr, ip, protocol, tcp::Segment, tcp_flags};
 use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_types::{ClassId, Duration, Instant, target::CLASSES};
 use tracing::debug;
 
-use crate::{
-    ClassChange, Client, ClientChange, ClientEvent, ClientReport, PathEvent, UdpId, events::Changes,
-};
+use crate::{ClassChange, Client, ClientChange, ClientEvent, PathEvent, events::Changes};
 
 /// Idle time after which the connection of a class is closed. Smaller: a class that is used seldom pays a
 /// handshake more often. Larger: idle clients cost memory at both ends (docs/performance.md, "How cost
@@ -102,7 +99,9 @@ enum Attention {
 pub(super) struct ClassConnection {
     pub(super) id: ClassId,
     pub(super) priority: bool,
-    client: Client,
+    /// The client, for reading it and for taking results and reports, which makes nothing due; else
+    /// [`Self::client_mut`].
+    pub(super) client: Client,
     attention: Attention,
     state: ConnectionState,
     /// When a packet last belonged to the class; at first, when the class was created.
@@ -139,42 +138,10 @@ impl ClassConnection {
         class
     }
 
-    /// The client, to be read.
-    pub(super) fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// The client, which may have something to do afterwards.
     pub(super) fn client_mut(&mut self) -> &mut Client {
         self.attention = Attention::Unhandled;
         &mut self.client
-    }
-
-    // Taking results and reports makes nothing due.
-
-    /// See [`Client::poll_udp`].
-    pub(super) fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
-        self.client.poll_udp()
-    }
-
-    /// See [`Client::poll_tun`].
-    pub(super) fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        self.client.poll_tun(now)
-    }
-
-    /// See [`Client::recycle`].
-    pub(super) fn recycle(&mut self, joined: TunPacket) {
-        self.client.recycle(joined);
-    }
-
-    /// See [`Client::poll_event`].
-    pub(super) fn poll_event(&mut self) -> Option<ClientEvent> {
-        self.client.poll_event()
-    }
-
-    /// See [`Client::report`].
-    pub(super) fn report(&mut self, now: Instant) -> ClientReport {
-        self.client.report(now)
     }
 
     /// See [`Client::handle_batch`].

@@ -65,14 +65,10 @@ pub(super) struct FurtherRequests {
     /// The refused addresses that were answered with a request.
     refused: BTreeSet<IpAddr>,
     /// When the answer to the last request must be there, if there is no address without it.
-    overdue_at: Option<Instant>,
+    pub(super) overdue_at: Option<Instant>,
 }
 
 impl FurtherRequests {
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.overdue_at
-    }
-
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.overdue_at.is_some_and(|at| now >= at)
     }

@@ -341,7 +341,7 @@ impl AppTcp {
         while context.connection.writable_bytes(stream) > 0 {
             match self.split_tcp.read(now, flow.id, UPLOAD_CHUNK) {
                 Read::Data(data) => {
-                    context.multipath.count_sent(data.len() as u64);
+                    context.multipath.traffic.counters.tx_bytes += data.len() as u64;
                     context.relays.write(context.connection, stream, data);
                 }
                 Read::Blocked => return,

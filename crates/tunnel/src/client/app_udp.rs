@@ -87,7 +87,7 @@ impl Client {
         };
         match fate {
             UdpFlowState::Relayed(id) => {
-                let mtu = self.session.as_ref().map_or(0, |session| session.multipath.announced_mtu());
+                let mtu = self.session.as_ref().map_or(0, |session| session.multipath.mtu.announced());
                 let headers = packet.transport_offset() + udp::UDP_HEADER;
                 for payload in payloads {
                     // A payload that is too large only for the moment is dropped without an error: kernels

@@ -35,7 +35,7 @@ pub(super) enum DesiredState {
 #[derive(Debug)]
 pub(super) struct Connector {
     pub(super) desired: DesiredState,
-    handshakes: Vec<Handshake>,
+    pub(super) handshakes: Vec<Handshake>,
     pub(super) backoff: Backoff,
     closing: Vec<ConnectionHandle>,
 }
@@ -70,11 +70,6 @@ impl Connector {
     pub(super) fn end(&mut self) {
         self.desired = DesiredState::Closed;
         self.backoff.cancel();
-    }
-
-    /// Handshakes under way.
-    pub(super) fn handshakes(&self) -> &[Handshake] {
-        &self.handshakes
     }
 
     /// The handshake of a connection.
@@ -294,7 +289,7 @@ mod tests {
         }
 
         fn since(&self, link: LinkId) -> Vec<Duration> {
-            let own = self.connector.handshakes().iter().filter(|handshake| handshake.link == link);
+            let own = self.connector.handshakes.iter().filter(|handshake| handshake.link == link);
             own.map(|handshake| handshake.started_at - self.now).collect()
         }
     }
@@ -325,7 +320,7 @@ mod tests {
         stage.connect(Duration::ZERO, OTHER);
         let Stage { now, endpoint, connector, .. } = &mut stage;
         connector.abandon(*now, endpoint, |link| link == LINK, "the link is down");
-        assert_eq!((connector.handshakes().len(), connector.closing.len()), (1, 1));
+        assert_eq!((connector.handshakes.len(), connector.closing.len()), (1, 1));
         connector.back_off_if_all_failed(*now, false);
         assert_eq!(connector.backoff.next_try, None, "one is left");
         connector.abandon(*now, endpoint, |_| true, "none is wanted");

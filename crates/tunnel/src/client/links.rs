@@ -108,7 +108,7 @@ impl Links {
 
     /// Whether the server has answered the probes of a link since they started anew.
     pub(super) fn has_answered(&self, id: LinkId) -> bool {
-        self.links.get(&id).is_some_and(|link| link.probe.answered())
+        self.links.get(&id).is_some_and(|link| link.probe.answered)
     }
 
     /// A probe was answered from `remote`. Returns whether that is the server's address over the link.
@@ -169,7 +169,7 @@ impl Links {
             if link.probe.poll(now, id, &mut probe) {
                 self.probes.push_back((id, probe));
             }
-            if !link.probe.answered() || link.retry_open_at.is_some_and(|at| now < at) {
+            if !link.probe.answered || link.retry_open_at.is_some_and(|at| now < at) {
                 continue;
             }
             if let Some(path) = link.path.take() {
@@ -191,7 +191,7 @@ impl Links {
     /// Links that may have a path, and have none.
     fn without_path<'a>(&'a self, multipath: &'a MultipathConnection) -> impl Iterator<Item = LinkId> + 'a {
         let all = self.links.keys().copied();
-        all.filter(|id| self.may_have_path(*id).is_some() && multipath.path_on(*id).is_none())
+        all.filter(|id| self.may_have_path(*id).is_some() && multipath.paths.path_on(*id).is_none())
     }
 
     /// The next probe, appended to `buf`.

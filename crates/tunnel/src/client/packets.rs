@@ -51,7 +51,7 @@ impl AppTraffic {
 
     /// Delivers packets whose reorder timeout has expired.
     pub(super) fn release(&mut self, now: Instant, multipath: &mut MultipathConnection) {
-        let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
+        let (mtu, joiner) = (multipath.mtu.announced(), &mut self.joiner);
         multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
         joiner.flush();
     }
@@ -98,7 +98,7 @@ impl Client {
                 }
                 multipath.note_echo_reply(now, &arrived, link);
                 bytes += arrived.packet.len() as u64;
-                let mtu = multipath.announced_mtu();
+                let mtu = multipath.mtu.announced();
                 multipath.resequence(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
         });
@@ -179,14 +179,14 @@ impl Client {
 
     /// When a packet or stream byte was last sent or received on this connection.
     pub(crate) fn last_activity(&self) -> Option<Instant> {
-        self.session.as_ref().and_then(|session| session.multipath.last_data_at())
+        self.session.as_ref().and_then(|session| session.multipath.traffic.last_data_at)
     }
 
     /// Records the use of this connection since `now` in `limit`.
     pub(crate) fn note_use(&self, now: Instant, limit: &mut CoalescingLimit, has_priority: bool) {
         let Some(session) = &self.session else { return };
-        if session.multipath.last_data_at() == Some(now) {
-            limit.note_use(now, session.multipath.shortest_rtt(), has_priority);
+        if session.multipath.traffic.last_data_at == Some(now) {
+            limit.note_use(now, session.multipath.shortest_rtt, has_priority);
         }
     }
 
@@ -232,21 +232,21 @@ impl Client {
 
     /// Whether the tunnel is up and a path works.
     pub fn works(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_path_works())
+        self.session.as_ref().is_some_and(|session| session.up && session.multipath.paths.any_works())
     }
 
     /// Bytes queued for a path.
     pub fn backlog(&self) -> usize {
-        self.session.as_ref().map_or(0, |session| session.multipath.backlog_bytes())
+        self.session.as_ref().map_or(0, |session| session.multipath.scheduler.dispatcher.bytes())
     }
 
     /// Whether the connection rests: the tunnel is up, and for [`IDLE_BEFORE_REST`] there was no packet and
     /// no byte of a stream; or there is no connection and none is wanted.
     pub(crate) fn is_at_rest(&mut self, now: Instant) -> bool {
         let Some(session) = &self.session else {
-            return !self.may_connect() && self.connector.handshakes().is_empty();
+            return !self.may_connect() && self.connector.handshakes.is_empty();
         };
-        let last = session.multipath.last_data_at();
+        let last = session.multipath.traffic.last_data_at;
         let idle = last.is_none_or(|at| now.saturating_duration_since(at) >= IDLE_BEFORE_REST);
         let streams =
             self.endpoint.get(session.connection).map_or(0, |connection| connection.stream_backlog());

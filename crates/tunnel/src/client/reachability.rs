@@ -81,8 +81,8 @@ impl Client {
 
     /// How well packets from the server arrive over a link.
     pub fn heard_on(&self, id: LinkId) -> TransportHealth {
-        let works = self.session.as_ref().and_then(|session| session.multipath.path_works_on(id));
-        let handshakes = self.connector.handshakes().iter();
+        let works = self.session.as_ref().and_then(|session| session.multipath.paths.works_on(id));
+        let handshakes = self.connector.handshakes.iter();
         let tried =
             || handshakes.clone().any(|handshake| handshake.link == id && handshake.last_received.is_some());
         match works {
@@ -102,10 +102,10 @@ impl Client {
         self.links.stop_using(id);
         self.abandon_handshakes_on(now, id, "the link is not to be used");
         if let Some(session) = &self.session
-            && let Some(path) = session.multipath.path_on(id)
+            && let Some(path) = session.multipath.paths.path_on(id)
             && let Some(connection) = self.endpoint.get(session.connection)
         {
-            if session.multipath.any_path_works_besides(id) {
+            if session.multipath.paths.works_besides(id) {
                 connection.close_path(now, path);
             } else {
                 let reason = "the only link that worked is not to be used any more".to_owned();
@@ -125,7 +125,7 @@ impl Client {
     }
 
     fn try_if_none_works(&mut self, now: Instant, id: LinkId) {
-        if self.session.as_ref().is_none_or(|session| !session.multipath.any_path_works()) {
+        if self.session.as_ref().is_none_or(|session| !session.multipath.paths.any_works()) {
             self.try_link(now, id);
         }
     }
@@ -152,7 +152,7 @@ impl Client {
     fn try_links_without_path(&mut self, now: Instant) {
         for id in self.links.ids() {
             let session = self.session.as_ref().filter(|session| session.up);
-            if session.is_some_and(|session| session.multipath.path_on(id).is_none()) {
+            if session.is_some_and(|session| session.multipath.paths.path_on(id).is_none()) {
                 self.try_link(now, id);
             }
         }
@@ -163,7 +163,7 @@ impl Client {
     }
 
     pub(super) fn expire_handshakes(&mut self, now: Instant) {
-        for handshake in self.connector.handshakes().to_vec() {
+        for handshake in self.connector.handshakes.clone() {
             let id = handshake.connection;
             if Connector::replaces_at(&handshake, self.session.is_some()).is_some_and(|at| now >= at) {
                 self.connector.take(id);
@@ -257,7 +257,7 @@ impl Client {
             let since = session.multipath.all_paths_dead_since(now)?;
             // Heartbeats arrive without reports: the server may be unable to send data on any path, because
             // it could not validate a changed address of this client, and does not retry.
-            let mute = session.multipath.any_path_works();
+            let mute = session.multipath.paths.any_works();
             return Some(if mute {
                 since.checked_sub(RECONNECT_AFTER - RECONNECT_AFTER_NO_REPORTS).unwrap_or(since)
             } else {

@@ -159,7 +159,7 @@ impl Client {
         if let Some((session, connection)) =
             open_relay(&self.edge_relays, &mut self.session, &mut self.endpoint, relay)
         {
-            session.multipath.count_sent(data.len() as u64);
+            session.multipath.traffic.counters.tx_bytes += data.len() as u64;
             session.relays.write(connection, relay.stream, data);
         }
     }

@@ -65,12 +65,12 @@ impl Reports {
 
     /// Takes the path events of the connection in use.
     pub(super) fn take_path_events(&mut self, multipath: &mut MultipathConnection) {
-        multipath.take_events().into_iter().for_each(|event| self.changes.push(ClientChange::Path(event)));
+        multipath.events.take().into_iter().for_each(|event| self.changes.push(ClientChange::Path(event)));
     }
 
     /// Adds the counters of a connection that is closed.
     pub(super) fn add_closed(&mut self, multipath: &MultipathConnection) {
-        self.closed_counters.add(multipath.counters());
+        self.closed_counters.add(multipath.traffic.counters);
         self.closed_drops += multipath.drops();
     }
 

@@ -130,7 +130,7 @@ impl Client {
         session.request = Some(stream);
         let mut multipath = MultipathConnection::new(now, Role::Client, Some(stream), self.config.scheduler);
         multipath.set_class(self.config.class.as_ref());
-        multipath.watch_echoes(self.echo_watch.clone());
+        multipath.echo_watch = self.echo_watch.clone();
         // Until the server agrees, all links count as not metered.
         self.links.apply_policies(now, &mut multipath, false);
         for path in connection.paths().collect::<Vec<_>>() {

@@ -158,7 +158,8 @@ impl Session {
     /// The MTU of the TUN (bytes), once it is known.
     pub(super) fn known_mtu(&mut self) -> Option<usize> {
         self.multipath
-            .take_mtu_change()
+            .mtu
+            .take_change()
             .or_else(|| (!self.http.datagrams_allowed()).then_some(MTU_WITHOUT_DATAGRAMS))
     }
 
@@ -199,7 +200,7 @@ impl Session {
             return;
         }
         let (sent, multipath) = (&mut self.sent_notices, &self.multipath);
-        sent.retain(|path, _| multipath.has_path(*path));
+        sent.retain(|path, _| multipath.paths.contains(*path));
         for (path, link) in multipath.links() {
             let is_same = |other: mpvpn_types::LinkId| {
                 other.uplink() == link.uplink() && other.is_tcp() == link.is_tcp()

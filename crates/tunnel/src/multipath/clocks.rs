@@ -59,7 +59,7 @@ impl ClockReports {
     pub(super) fn take_report(&self, at: Instant, datagram: &[u8], paths: &mut PathTable) {
         let Some(report) = Report::decode(&datagram[self.prefix.as_ref().len()..]) else { return };
         let Some(path) = paths.get_mut(report.path) else { return };
-        let Some(handle) = path.policy.shaper() else { return };
+        let Some(handle) = &path.policy.shaper else { return };
         path.clock.note_delay(handle.shaper().on_clock_report(
             at,
             self.peer_clock,

@@ -18,7 +18,7 @@ const MAX_WAITING_EVENTS: usize = 64;
 
 /// The events of the paths of one connection.
 #[derive(Debug, Default)]
-pub(super) struct PathEvents {
+pub(crate) struct PathEvents {
     waiting: Vec<PathEvent>,
     /// When each path that is down failed.
     failed_since: BTreeMap<PathId, Instant>,
@@ -35,7 +35,7 @@ impl PathEvents {
         paths: &PathTable,
     ) {
         let Some(path) = paths.get(id) else { return };
-        let change = match (before, path.usage.state()) {
+        let change = match (before, path.usage.state) {
             (_, PathState::Down) => {
                 self.failed_since.insert(id, now);
                 let working = paths.iter().filter(|(other, path)| *other != id && path.works()).count();
@@ -46,7 +46,7 @@ impl PathEvents {
                 PathChange::Recovered(now.saturating_duration_since(since))
             }
             (_, PathState::Active) => PathChange::Active,
-            _ => PathChange::Standby(match path.usage.placement() {
+            _ => PathChange::Standby(match path.usage.placement {
                 Placement::Active => "kept for later by the client",
                 placement => placement.as_str(),
             }),
@@ -64,7 +64,7 @@ impl PathEvents {
     /// A path was closed. One that had failed before is not reported again.
     pub(super) fn on_closed(&mut self, id: PathId, path: &PathEntry) {
         self.failed_since.remove(&id);
-        if path.usage.state() != PathState::Down {
+        if path.usage.state != PathState::Down {
             self.push(id, path, PathChange::Closed);
         }
     }
@@ -73,7 +73,7 @@ impl PathEvents {
     /// only the first connection that asks reports a change.
     pub(super) fn on_measured(&mut self, paths: &PathTable) {
         for (id, path) in paths.iter() {
-            let change = path.policy.shaper().and_then(|seat| seat.shaper().take_capacity_change());
+            let change = path.policy.shaper.as_ref().and_then(|seat| seat.shaper().take_capacity_change());
             if let Some(change) = change {
                 self.push(id, path, PathChange::Capacity(change));
             }
@@ -87,7 +87,7 @@ impl PathEvents {
     }
 
     /// The events since the last call, in order.
-    pub(super) fn take(&mut self) -> Vec<PathEvent> {
+    pub(crate) fn take(&mut self) -> Vec<PathEvent> {
         mem::take(&mut self.waiting)
     }
 }
@@ -100,7 +100,7 @@ fn reason_of(now: Instant, path: &PathEntry) -> FailureReason {
         _ if !path.liveness.is_heard(now) => FailureReason::Silent(silence, path.liveness.missed(now)),
         // This end receives on the path, so the peer must have reported that it does not.
         _ => {
-            let since = path.peer.unheard_since().or(path.peer.refused_since()).unwrap_or(now);
+            let since = path.peer.unheard_since.or(path.peer.refused_since).unwrap_or(now);
             FailureReason::Unheard(now.saturating_duration_since(since))
         }
     }

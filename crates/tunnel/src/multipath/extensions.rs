@@ -238,7 +238,7 @@ const PATH_EXTENSIONS: &[Extension] = &[
         |local, context, _| {
             let MultipathConnection { recovery, paths, .. } = &mut *local.multipath;
             if recovery.reinjection.is_some() {
-                let acks = DataAcks::new(paths.empty_since(), local.stream, context);
+                let acks = DataAcks::new(paths.empty_since, local.stream, context);
                 recovery.data_acks = Some(Box::new(acks));
             }
             recovery.data_acks.is_some()

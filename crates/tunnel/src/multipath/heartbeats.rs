@@ -295,7 +295,7 @@ impl Heartbeats {
             let liveness = &path.liveness;
             let heard = if any_heard { liveness.is_heard(now) } else { liveness.is_alive() };
             let reception = if heard { Reception::Heard } else { Reception::Silent };
-            let later = self.role == Role::Client && path.usage.state() == PathState::Standby;
+            let later = self.role == Role::Client && path.usage.state == PathState::Standby;
             ReportedPath { id, reception, later }
         });
         let paths = paths.collect();
@@ -371,7 +371,7 @@ impl Heartbeats {
     ) {
         let Some(reports) = &mut self.reports else { return };
         let is_down = |path: &PathEntry| {
-            path.usage.state() == PathState::Down && path.liveness.has_carrier() && !path.may_stay_unprobed()
+            path.usage.state == PathState::Down && path.liveness.has_carrier() && !path.may_stay_unprobed()
         };
         let down_paths = || paths.iter().filter(|(_, path)| is_down(path));
         if dense || down_paths().next().is_none() {
@@ -416,7 +416,7 @@ impl Heartbeats {
     /// Returns when [`Self::poll`] has to be called, apart from the heartbeats of the paths themselves.
     pub(super) fn poll_timeout(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
         let reports = self.reports.as_ref()?;
-        if reports.announce || paths.values().any(|path| path.peer.is_heartbeat_requested()) {
+        if reports.announce || paths.values().any(|path| path.peer.heartbeat_requested) {
             return Some(now);
         }
         let overdue = self.report_overdue_at(now, paths);
@@ -537,7 +537,7 @@ mod tests {
         assert!(!there.has_reports());
         assert!(there.take_report(now, &report_of(&due), &mut theirs));
         assert!(there.has_reports());
-        let unheard = |id| theirs.get(PathId(id)).expect("a path").peer.unheard_since();
+        let unheard = |id| theirs.get(PathId(id)).expect("a path").peer.unheard_since;
         assert_eq!((unheard(0), unheard(1)), (None, Some(now)));
     }
 

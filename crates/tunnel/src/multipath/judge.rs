@@ -31,7 +31,7 @@ impl MultipathConnection {
         let measuring = task == Task::Measure;
         if measuring {
             self.traffic.measure(now);
-            let prefix = self.packetizer.prefix();
+            let prefix = &self.packetizer.prefix;
             let label_bytes =
                 self.recovery.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead_bytes(prefix));
             let overhead = prefix.as_ref().len() + label_bytes;
@@ -87,21 +87,21 @@ impl MultipathConnection {
                 utilization,
             });
         }
-        let links = usize::from(self.scheduler.copies());
+        let links = usize::from(self.scheduler.choice.copies());
         let placements = self.tiers.placements(now, self.scheduler.kind(), &candidates, links, measuring);
         for ((id, path), placement) in self.paths.iter_mut().zip(placements) {
-            if path.usage.placement() != placement {
+            if path.usage.placement != placement {
                 let tier = path.policy.get().tier;
                 tracing::debug!(
                     target: SCHEDULER,
                     path = id.0,
                     %tier,
-                    from = ?path.usage.placement(),
+                    from = ?path.usage.placement,
                     to = ?placement,
                     "the role of a path among the tiers has changed"
                 );
             }
-            path.usage.set_placement(placement);
+            path.usage.placement = placement;
             if path.may_stay_unprobed() {
                 path.liveness.end_dense_heartbeats();
             }
@@ -135,7 +135,7 @@ impl MultipathConnection {
                 peer_unknown: unanswered && path.liveness.has_carrier(),
             };
             let Judgement { new_status, previous_state } = path.usage.judge(evidence);
-            let state = path.usage.state();
+            let state = path.usage.state;
             if let Some(ignore) = path.loss_grace.update(now, state == PathState::Down) {
                 connection.set_ignore_losses(id, ignore);
             }
@@ -148,7 +148,7 @@ impl MultipathConnection {
                     alive = evidence.alive,
                     unheard = evidence.unheard,
                     refused = evidence.refused,
-                    placement = ?path.usage.placement(),
+                    placement = ?path.usage.placement,
                     reason = %path.liveness.reason(),
                     "the state of a path has changed"
                 );
@@ -168,7 +168,7 @@ impl MultipathConnection {
             }
         }
         for (id, from) in changes {
-            let is_down = self.paths.get(id).is_some_and(|path| path.usage.state() == PathState::Down);
+            let is_down = self.paths.get(id).is_some_and(|path| path.usage.state == PathState::Down);
             let reinjected =
                 if is_down { self.reinject_from(now, connection, id) } else { Reinjected::default() };
             self.events.on_state(now, id, from, reinjected, &self.paths);
@@ -179,7 +179,7 @@ impl MultipathConnection {
     /// Sends everything again that is in flight on a dead path.
     fn reinject_from(&mut self, now: Instant, connection: &mut Connection, id: PathId) -> Reinjected {
         let reinjected = self.recovery.reinject_from(now, connection, id);
-        self.traffic.count_reinjected(reinjected.bytes);
+        self.traffic.counters.reinjected_bytes += reinjected.bytes;
         if let Some(path) = self.paths.get_mut(id).filter(|_| connection.has_bulk()) {
             let _path = enter_path!(REORDER, self.log, id, path);
             path.close.start(now, reinjected.stuck);
@@ -193,7 +193,7 @@ impl MultipathConnection {
         let (role, ordered) = (self.role, self.recovery.sequencer.is_some());
         self.groups.set(self.paths.iter().map(|(id, path)| GroupCandidate {
             link_key: if ordered { path.link_key(role, id) } else { id.0 },
-            state: path.usage.state(),
+            state: path.usage.state,
             id,
         }));
         connection.set_path_groups(self.groups.as_lists());
@@ -205,15 +205,16 @@ impl MultipathConnection {
             .map(|(id, path)| PathInfo {
                 id,
                 link: if self.role == Role::Client { path.link().uplink() } else { path.link() },
-                state: path.usage.state(),
+                state: path.usage.state,
                 rtt: connection.rtt(id).unwrap_or(Duration::MAX),
                 rate: connection.delivery_rate(id),
-                utilization: path.load.now(),
+                utilization: path.load.now,
             })
             .collect();
-        self.scheduler.set_paths(now, &infos);
+        self.scheduler.dispatcher.set_paths(now, &infos);
         if measuring {
-            let rate = self.scheduler.paths_in_order().map(|id| connection.delivery_rate(id)).sum();
+            let rate =
+                self.scheduler.dispatcher.paths_by_preference().map(|id| connection.delivery_rate(id)).sum();
             self.scheduler.set_rate(rate);
         }
     }
@@ -221,17 +222,17 @@ impl MultipathConnection {
     /// Decides whether packets are numbered, and which paths are protected by FEC.
     fn update_numbering(&mut self, now: Instant, connection: &mut Connection, mut views: Vec<PathStats>) {
         let Some(sequencer) = &mut self.recovery.sequencer else { return };
-        let heads = self.scheduler.paths_in_order();
+        let heads = self.scheduler.dispatcher.paths_by_preference();
         let used: Vec<PathId> = heads.flat_map(|head| self.groups.members(head)).copied().collect();
-        let one_each = self.scheduler.paths_in_order().count() == used.len();
-        let once = self.scheduler.copies() == 1;
+        let one_each = self.scheduler.dispatcher.paths_by_preference().count() == used.len();
+        let once = self.scheduler.choice.copies() == 1;
         let stays = one_each && once && self.scheduler.kind().keeps_flows_on_paths();
         views.retain(|view| used.contains(&view.id));
         sequencer.measure(now, used.len() > 1 && !stays, &views);
         for id in used {
             connection.set_losses_repaired(id, sequencer.protects(id));
         }
-        self.scheduler.set_numbered(now, sequencer.is_on());
+        self.scheduler.dispatcher.set_numbered(now, sequencer.is_on());
     }
 }
 

@@ -16,17 +16,12 @@ const CONSECUTIVE_MEASUREMENTS: i32 = 8;
 pub(super) struct PathLoad {
     /// Consecutive measurements in which packets waited for the path (positive) or none did (negative).
     run: i32,
-    now: Utilization,
+    pub(super) now: Utilization,
 }
 
 impl PathLoad {
     pub(super) fn new() -> Self {
         Self { run: 0, now: Utilization::Partial }
-    }
-
-    /// Returns the result of the last call of [`Self::measure`].
-    pub(super) fn now(&self) -> Utilization {
-        self.now
     }
 
     /// Takes a measurement if one is `due`, else returns [`Utilization::Partial`]. `limited`: more data
@@ -37,10 +32,7 @@ impl PathLoad {
     }
 
     fn step(&mut self, limited: bool) -> Utilization {
-        self.run = match limited {
-            true => self.run.max(0) + 1,
-            false => self.run.min(0) - 1,
-        };
+        self.run = if limited { self.run.max(0) + 1 } else { self.run.min(0) - 1 };
         match self.run {
             run if run <= -CONSECUTIVE_MEASUREMENTS => Utilization::Spare,
             // The next result "full" takes half as many measurements: moving traffic takes time to show an
@@ -83,7 +75,7 @@ mod tests {
         let mut load = PathLoad::new();
         run(&mut load, true, 7);
         assert_eq!(run(&mut load, false, 8)[..7], [Utilization::Partial; 7]);
-        assert_eq!(load.now(), Utilization::Spare);
+        assert_eq!(load.now, Utilization::Spare);
         assert_eq!(load.measure(true, false), Utilization::Spare, "for as long as nothing waits");
         assert_eq!(run(&mut load, true, 8)[7], Utilization::Full);
     }
@@ -92,7 +84,7 @@ mod tests {
     fn between_measurements_nothing_is_known_and_nothing_is_counted() {
         let mut load = PathLoad::new();
         run(&mut load, true, 7);
-        assert_eq!((load.measure(false, false), load.now()), (Utilization::Partial, Utilization::Partial));
+        assert_eq!((load.measure(false, false), load.now), (Utilization::Partial, Utilization::Partial));
         assert_eq!(load.measure(true, true), Utilization::Full);
     }
 }

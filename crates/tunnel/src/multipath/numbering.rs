@@ -50,7 +50,7 @@ pub(super) struct Numbering {
     reorder_timeout: Duration,
     arena: Arena,
     /// Number of packets that got a number.
-    numbered: u64,
+    pub(super) numbered: u64,
 }
 
 impl Numbering {
@@ -72,11 +72,6 @@ impl Numbering {
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.on
-    }
-
-    /// Returns how many packets got a number.
-    pub(super) fn numbered(&self) -> u64 {
-        self.numbered
     }
 
     /// Bytes in front of the label of a datagram.
@@ -255,7 +250,7 @@ mod tests {
         assert_eq!(number(1), first.wrapping_add(1));
         number(2);
         assert_eq!(number(1), first.wrapping_add(2));
-        assert_eq!(numbering.numbered(), 4);
+        assert_eq!(numbering.numbered, 4);
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(super) struct PacketLimits {
 #[derive(Debug)]
 pub(super) struct Packetizer {
     /// The prefix of each packet of the tunnel.
-    prefix: DatagramPrefix,
+    pub(super) prefix: DatagramPrefix,
     arena: Arena,
     /// The positions of the pieces of the last packet that was split; a field so that its allocation is
     /// reused.
@@ -57,12 +57,6 @@ impl Packetizer {
             arena: Arena::new(),
             ranges: Vec::new(),
         }
-    }
-
-    /// Returns the prefix of each packet of the tunnel.
-    #[inline]
-    pub(super) fn prefix(&self) -> &DatagramPrefix {
-        &self.prefix
     }
 
     /// Splits a packet from the TUN device into packets that fit; `protocol` is its transport protocol. The
@@ -168,7 +162,7 @@ mod tests {
         let protocol = ip::parse(&packet)?.protocol();
         let pieces: Vec<Bytes> = packetizer.split(hdr, &mut packet, protocol, limits)?.iter().collect();
         for piece in &pieces {
-            assert!(piece.starts_with(packetizer.prefix().as_ref()));
+            assert!(piece.starts_with(packetizer.prefix.as_ref()));
             assert!(has_valid_lengths_and_checksums(&piece[PREFIX..]), "{piece:?}");
         }
         Ok(pieces.iter().map(|piece| piece.len() - PREFIX).collect())

@@ -70,12 +70,12 @@ impl Pass<'_> {
         }
         // Paths of later tiers get only what is left.
         let mut later = Vec::new();
-        for id in self.scheduler.paths_in_order() {
+        for id in self.scheduler.dispatcher.paths_by_preference() {
             let (tier, candidate) = candidate_of(self.paths, self.connection, self.now, id);
             if tier == Tier::Primary { &mut *candidates } else { &mut later }.push(candidate);
         }
         // With copies of each packet, paths of later tiers are needed for the copies.
-        if candidates.len() < usize::from(self.scheduler.copies()) {
+        if candidates.len() < usize::from(self.scheduler.choice.copies()) {
             candidates.append(&mut later);
         }
         // Repair packets are useful only if they arrive early.
@@ -97,13 +97,13 @@ impl Pass<'_> {
         moved |= self.fill_high_delay_paths(candidates);
         let waits = self.recovery.has_waiting() || self.connection.stream_backlog() > 0;
         for candidate in &*candidates {
-            let limited = (waits || self.scheduler.has_packet_for(candidate.id))
+            let limited = (waits || self.scheduler.dispatcher.has_packet_for(candidate.id))
                 && self.connection.available_window(self.now, candidate.id) == 0;
             self.connection.set_backlogged(candidate.id, limited);
         }
         if let Some(limit) = self.rate_limit {
             limit.on_carried(self.now, self.taken);
-            limit.set_waiting(self.allowance == 0 && !self.scheduler.is_empty());
+            limit.set_waiting(self.allowance == 0 && !self.scheduler.dispatcher.is_empty());
         }
         moved
     }
@@ -176,7 +176,7 @@ impl Pass<'_> {
         let mut taken = 0;
         let mut drained = false;
         while taken < max_bytes && !drained && self.allowance > 0 {
-            match self.scheduler.pop(self.now, id, want) {
+            match self.scheduler.dispatcher.pop(self.now, id, want) {
                 Some(packet) => {
                     if self.rate_limit.is_some() {
                         self.count(&packet);
@@ -214,12 +214,12 @@ impl Pass<'_> {
                 return self.connection.queue_datagram(id, packet.data);
             }
             // The MTU became smaller while the payload waited.
-            self.traffic.count_oversized();
+            self.traffic.oversized += 1;
             return 0;
         }
         let sequencer = self.recovery.sequencer.as_deref();
         let numbered = sequencer.filter(|sequencer| sequencer.is_on());
-        let label_bytes = numbered.map_or(0, |sequencer| sequencer.overhead_bytes(self.packetizer.prefix()));
+        let label_bytes = numbered.map_or(0, |sequencer| sequencer.overhead_bytes(&self.packetizer.prefix));
         let fits = packet.data.len() + label_bytes <= max;
         if !fits && (sequencer.is_none() || self.packetizer.is_tcp(&packet)) {
             return self.queue_segments(&packet, max.saturating_sub(label_bytes), id, candidates);

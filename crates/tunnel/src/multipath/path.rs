@@ -103,18 +103,18 @@ impl PathEntry {
     /// Whether packets arrive in both directions, as far as is known.
     #[inline]
     pub(super) fn works(&self) -> bool {
-        self.liveness.is_alive() && self.peer.unheard_since().is_none() && !self.is_unheard
+        self.liveness.is_alive() && self.peer.unheard_since.is_none() && !self.is_unheard
     }
 
     /// Returns since when the path does not work, if so.
     pub(super) fn dead_since(&self) -> Option<Instant> {
-        self.liveness.dead_since().max(self.peer.unheard_since())
+        self.liveness.dead_since().max(self.peer.unheard_since)
     }
 
     /// Whether the path status sent to the peer allows data on the path.
     #[inline]
     pub(super) fn is_trusted(&self) -> bool {
-        self.usage.status() == PathStatus::Available
+        self.usage.status == PathStatus::Available
     }
 
     /// Returns when a timer of the path expires.
@@ -128,9 +128,7 @@ impl PathEntry {
     #[inline]
     pub(super) fn may_stay_unprobed(&self) -> bool {
         let policy = self.policy.get();
-        policy.metered
-            && policy.tier == Tier::Backup
-            && self.usage.placement() != mpvpn_path::Placement::Active
+        policy.metered && policy.tier == Tier::Backup && self.usage.placement != mpvpn_path::Placement::Active
     }
 
     /// Sets the policy of the path; returns whether it has changed.

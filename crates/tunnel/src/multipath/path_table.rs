@@ -9,12 +9,12 @@ use super::path::PathEntry;
 
 /// All validated paths of a connection.
 #[derive(Debug)]
-pub(super) struct PathTable {
+pub(crate) struct PathTable {
     /// In the order of path IDs. Boxed, because each packet walks along the IDs; an entry has several
     /// hundred bytes.
     paths: Vec<(PathId, Box<PathEntry>)>,
     /// When the last path was removed; the time of creation before that.
-    empty_since: Instant,
+    pub(super) empty_since: Instant,
 }
 
 impl PathTable {
@@ -63,7 +63,7 @@ impl PathTable {
         self.paths.len()
     }
 
-    pub(super) fn contains(&self, id: PathId) -> bool {
+    pub(crate) fn contains(&self, id: PathId) -> bool {
         self.get(id).is_some()
     }
 
@@ -107,28 +107,23 @@ impl PathTable {
     }
 
     /// Returns the first path over a link.
-    pub(super) fn path_on(&self, link: LinkId) -> Option<PathId> {
+    pub(crate) fn path_on(&self, link: LinkId) -> Option<PathId> {
         self.iter().find(|(_, path)| path.link() == link).map(|(id, _)| id)
     }
 
     /// Whether the first path over a link works; `None` if there is no path.
-    pub(super) fn works_on(&self, link: LinkId) -> Option<bool> {
+    pub(crate) fn works_on(&self, link: LinkId) -> Option<bool> {
         self.values().find(|path| path.link() == link).map(PathEntry::works)
     }
 
     /// Whether a path over another link works.
-    pub(super) fn works_besides(&self, link: LinkId) -> bool {
+    pub(crate) fn works_besides(&self, link: LinkId) -> bool {
         self.values().any(|path| path.link() != link && path.works())
     }
 
     /// Whether any path works.
-    pub(super) fn any_works(&self) -> bool {
+    pub(crate) fn any_works(&self) -> bool {
         self.values().any(PathEntry::works)
-    }
-
-    /// Returns when the last path was removed, or the time of creation if none was.
-    pub(super) fn empty_since(&self) -> Instant {
-        self.empty_since
     }
 
     /// Returns since when no path works; `None` if one works.

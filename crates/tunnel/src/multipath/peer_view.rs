@@ -26,11 +26,11 @@ pub(super) struct PeerView {
     /// Whether the peer receives packets on the path, as last reported.
     reception: Option<Reception>,
     /// Since when the peer reports that it receives nothing on the path.
-    unheard_since: Option<Instant>,
+    pub(super) unheard_since: Option<Instant>,
     /// Since when the peer wants no data on the path.
-    refused_since: Option<Instant>,
+    pub(super) refused_since: Option<Instant>,
     /// Whether the peer asked for a heartbeat on the path.
-    heartbeat_requested: bool,
+    pub(super) heartbeat_requested: bool,
 }
 
 impl PeerView {
@@ -57,24 +57,9 @@ impl PeerView {
         changed
     }
 
-    /// Returns since when the peer reports that it receives nothing on the path, if so.
-    pub(super) fn unheard_since(&self) -> Option<Instant> {
-        self.unheard_since
-    }
-
-    /// Returns since when the peer wants no data on the path, if so.
-    pub(super) fn refused_since(&self) -> Option<Instant> {
-        self.refused_since
-    }
-
     /// Whether the peer wants no data on the path.
     pub(super) fn refuses_data(&self) -> bool {
         self.refused_since.is_some()
-    }
-
-    /// Whether the peer has asked for a heartbeat on the path that was not sent.
-    pub(super) fn is_heartbeat_requested(&self) -> bool {
-        self.heartbeat_requested
     }
 
     /// Returns the same and resets it, as a heartbeat is about to be sent.
@@ -116,10 +101,10 @@ mod tests {
         let (mut view, start) = (PeerView::default(), Instant::now());
         assert!(view.on_report(start, Some(&entry(Reception::Silent, false)), false));
         assert!(!view.on_report(start + MS, Some(&entry(Reception::Silent, false)), false), "nothing new");
-        assert_eq!(view.unheard_since(), Some(start));
+        assert_eq!(view.unheard_since, Some(start));
         assert!(view.is_unheard(Reporting::Often, || None));
         assert!(view.on_report(start + MS, Some(&entry(Reception::Heard, true)), false));
-        assert_eq!((view.unheard_since(), view.refuses_data()), (None, true));
+        assert_eq!((view.unheard_since, view.refuses_data()), (None, true));
         assert!(view.on_report(start + MS, None, false), "a report without the path says nothing about it");
         assert_eq!((view.refuses_data(), view.is_unheard(Reporting::Often, || None)), (false, false));
     }
@@ -137,12 +122,10 @@ mod tests {
     fn a_heartbeat_is_requested_once_where_the_peer_receives_nothing() {
         let (mut view, now) = (PeerView::default(), Instant::now());
         view.on_report(now, Some(&entry(Reception::Heard, false)), true);
-        assert!(!view.is_heartbeat_requested());
+        assert!(!view.heartbeat_requested);
         view.on_report(now, Some(&entry(Reception::Silent, false)), true);
         view.on_report(now, Some(&entry(Reception::Silent, false)), false);
-        assert!(
-            view.is_heartbeat_requested() && view.take_heartbeat_request() && !view.take_heartbeat_request()
-        );
+        assert!(view.heartbeat_requested && view.take_heartbeat_request() && !view.take_heartbeat_request());
     }
 
     #[test]

@@ -106,7 +106,7 @@ pub(super) struct PolicyInForce {
     /// Whether the settings of the policy were applied to the QUIC connection.
     applied: bool,
     /// The handle of the link's shaper, if classes share the link.
-    shaper: Option<ShaperHandle>,
+    pub(super) shaper: Option<ShaperHandle>,
 }
 
 /// The settings of a path that are applied to the QUIC connection.
@@ -157,11 +157,6 @@ impl PolicyInForce {
     /// Requests that the settings are applied again.
     pub(super) fn reapply(&mut self) {
         self.applied = false;
-    }
-
-    /// Returns the handle of the link's shaper, if classes share the link.
-    pub(super) fn shaper(&self) -> Option<&ShaperHandle> {
-        self.shaper.as_ref()
     }
 
     /// Returns the settings to apply to the QUIC connection, unless they were applied. `link`: the client's
@@ -250,7 +245,7 @@ mod tests {
         ] {
             let mut policy = PolicyInForce::new(policy, true);
             let settings = policy.apply(now, Some(&shared), Some(3), inside_tcp).expect("not told yet");
-            assert_eq!((settings.shaper.is_some(), policy.shaper().is_some()), (shaped, shaped));
+            assert_eq!((settings.shaper.is_some(), policy.shaper.is_some()), (shaped, shaped));
         }
     }
 }

@@ -60,7 +60,7 @@ impl MultipathConnection {
             path.liveness.on_received(now);
         });
         let _spans = enter_connection!(&self.log, TRACE, [LIVENESS]);
-        let moved = self.traffic.last_data_at();
+        let moved = self.traffic.last_data_at;
         let fits = || connection.max_datagram_size().is_some();
         if let Some((id, report)) = self.heartbeats.steer_acks(now, &self.paths, moved, fits) {
             connection.queue_datagram(id, report);
@@ -78,7 +78,7 @@ impl MultipathConnection {
         at: Instant,
         datagram: Bytes,
     ) -> Result<DecodedDatagram, DatagramError> {
-        let prefix = self.packetizer.prefix().as_ref();
+        let prefix = self.packetizer.prefix.as_ref();
         if self.stream.is_some() && datagram.starts_with(prefix) {
             return Ok(DecodedDatagram::Packet(ReceivedPacket {
                 label: None,
@@ -134,7 +134,9 @@ impl MultipathConnection {
     /// Passes a received packet to `out` in its order, followed by packets that waited for it.
     pub(crate) fn resequence(&mut self, now: Instant, received: ReceivedPacket, mut out: impl FnMut(Bytes)) {
         match (&mut self.recovery.sequencer, received.label) {
-            (Some(sequencer), Some(label)) => sequencer.resequencer().push(now, label, received.packet, out),
+            (Some(sequencer), Some(label)) => {
+                sequencer.resequencer.reorder.push(now, label, received.packet, out)
+            }
             _ => out(received.packet),
         }
     }
@@ -142,7 +144,7 @@ impl MultipathConnection {
     /// Passes packets to `out` whose reorder timeout has expired.
     pub(crate) fn release_timed_out(&mut self, now: Instant, out: impl FnMut(Bytes)) {
         if let Some(sequencer) = &mut self.recovery.sequencer {
-            sequencer.resequencer().handle_timeout(now, out);
+            sequencer.resequencer.reorder.handle_timeout(now, out);
         }
     }
 
@@ -153,7 +155,7 @@ impl MultipathConnection {
 
     /// Counts data received through the tunnel, and keeps heartbeats dense.
     pub(crate) fn on_data_received(&mut self, now: Instant, bytes: u64) {
-        self.traffic.count_received(bytes);
+        self.traffic.counters.rx_bytes += bytes;
         self.note_traffic(now);
     }
 }

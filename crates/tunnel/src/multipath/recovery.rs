@@ -179,7 +179,7 @@ impl Recovery {
         // Data that waits for a path is not queued again and again, while the peer takes nothing and reports
         // that it waits.
         let budget = acks.refill_budget(passed, connection.stream_bytes_sent());
-        let budget = budget.saturating_sub(reinjection.waiting_bytes());
+        let budget = budget.saturating_sub(reinjection.waiting_bytes);
         let Some(max) = connection.max_datagram_size().filter(|_| budget > 0) else { return 0 };
         for (id, path) in paths.iter_mut() {
             path.typical_rtt.update(connection.rtt(id).unwrap_or_default());

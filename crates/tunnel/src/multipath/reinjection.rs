@@ -38,7 +38,7 @@ pub(super) struct Reinjection {
     /// Datagrams that wait for a path, each with the path to avoid.
     waiting: VecDeque<(Option<PathId>, TrackedDatagram)>,
     /// Bytes of `waiting`.
-    waiting_bytes: u64,
+    pub(super) waiting_bytes: u64,
     /// Pieces that the peer has reinjected, for local streams.
     received: Vec<StreamChunk>,
 }
@@ -72,11 +72,6 @@ impl Reinjection {
     /// Whether datagrams wait for a path.
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
-    }
-
-    /// Returns the bytes of the datagrams that wait for a path.
-    pub(super) fn waiting_bytes(&self) -> u64 {
-        self.waiting_bytes
     }
 
     fn wait(&mut self, avoid: Option<PathId>, datagram: TrackedDatagram) {
@@ -266,9 +261,9 @@ mod tests {
         );
         let (at, lost) = reinjection.next(now, 100, &[quick, slow]).expect("a path has an available window");
         assert_eq!(at, 1);
-        assert_eq!(reinjection.waiting_bytes(), 0);
+        assert_eq!(reinjection.waiting_bytes, 0);
         reinjection.on_lost(lost.clone());
-        assert_eq!(reinjection.waiting_bytes(), lost.data.len() as u64);
+        assert_eq!(reinjection.waiting_bytes, lost.data.len() as u64);
         assert_eq!(reinjection.next(now, 100, &[quick, slow]), Some((0, lost.clone())), "lost there, too");
         reinjection.push(now, &chunk(0, b"abc", false), 100, Some(PathId(1)));
         assert_eq!(reinjection.next(now, 100, &[quick]).map(|(at, _)| at), Some(0), "no other path");

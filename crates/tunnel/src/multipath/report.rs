@@ -6,9 +6,7 @@ use mpvpn_path::{PathState, Placement, StateReason};
 use mpvpn_quic::{Connection, PathStats};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
-use super::{
-    MultipathConnection, PathFecCounters, ResequencingCounters, Role, TrafficCounters, TrafficRates,
-};
+use super::{MultipathConnection, PathFecCounters, ResequencingCounters, Role};
 
 /// Delay variation that packets of one path have without cause (scheduling latency of the operating system).
 /// Smaller: a flow that changes connections is reordered. Larger: it waits for longer.
@@ -37,7 +35,7 @@ impl MultipathConnection {
         let mut reports = Vec::with_capacity(self.paths.len());
         for (id, path) in self.paths.iter() {
             let Some(view) = connection.path_stats(now, id) else { continue };
-            let (state, placement) = (path.usage.state(), path.usage.placement());
+            let (state, placement) = (path.usage.state, path.usage.placement);
             let reason = match path.liveness.reason() {
                 StateReason::Works if placement != Placement::Active => placement.as_str().to_owned(),
                 StateReason::Works if state == PathState::Down => "the far end hears nothing".to_owned(),
@@ -59,31 +57,6 @@ impl MultipathConnection {
         self.paths.iter().map(|(id, path)| (id, path.link()))
     }
 
-    /// Whether the path exists.
-    pub(crate) fn has_path(&self, id: PathId) -> bool {
-        self.paths.contains(id)
-    }
-
-    /// Returns the first path over a link.
-    pub(crate) fn path_on(&self, link: LinkId) -> Option<PathId> {
-        self.paths.path_on(link)
-    }
-
-    /// Whether the first path over a link works; `None` if there is no path.
-    pub(crate) fn path_works_on(&self, link: LinkId) -> Option<bool> {
-        self.paths.works_on(link)
-    }
-
-    /// Whether a path over another link works.
-    pub(crate) fn any_path_works_besides(&self, link: LinkId) -> bool {
-        self.paths.works_besides(link)
-    }
-
-    /// Whether any path works.
-    pub(crate) fn any_path_works(&self) -> bool {
-        self.paths.any_works()
-    }
-
     /// Returns since when no path works or reports of the peer are missing, if so.
     pub(crate) fn all_paths_dead_since(&self, now: Instant) -> Option<Instant> {
         if self.paths.any_works() {
@@ -92,24 +65,9 @@ impl MultipathConnection {
         self.paths.dead_since()
     }
 
-    /// Returns the traffic counters since the start.
-    pub(crate) fn counters(&self) -> TrafficCounters {
-        self.traffic.counters()
-    }
-
-    /// Returns the current traffic rates.
-    pub(crate) fn rates(&self, now: Instant) -> TrafficRates {
-        self.traffic.rates(now)
-    }
-
-    /// Continues the counters of `before`, the data plane that this one replaces on the same QUIC connection.
-    pub(crate) fn continue_counters_from(&mut self, before: &Self) {
-        self.traffic.continue_from(&before.traffic);
-    }
-
     /// Returns how many packets were dropped, in the queues or as too large.
     pub(crate) fn drops(&self) -> u64 {
-        self.scheduler.drops() + self.traffic.oversized()
+        self.scheduler.dispatcher.drops() + self.traffic.oversized
     }
 
     /// Returns the counters of numbered packets; `None` if numbers were not negotiated.
@@ -117,44 +75,19 @@ impl MultipathConnection {
         self.recovery.sequencer.as_ref().map(|sequencer| sequencer.counters())
     }
 
-    /// Returns when data was last sent or received.
-    pub(crate) fn last_data_at(&self) -> Option<Instant> {
-        self.traffic.last_data_at()
-    }
-
-    /// Returns the shortest round trip of any path, as last measured.
-    pub(crate) fn shortest_rtt(&self) -> Option<Duration> {
-        self.shortest_rtt
-    }
-
     /// Returns how long after a packet was sent on this connection a later packet of its flow, sent on
     /// another connection over the same links, may overtake it.
     pub(crate) fn max_reordering_delay(&self, connection: &Connection) -> Duration {
         let rtts = || {
-            let used = self.paths.iter().filter(|(_, path)| path.usage.state() == PathState::Active);
+            let used = self.paths.iter().filter(|(_, path)| path.usage.state == PathState::Active);
             used.filter_map(|(id, _)| connection.rtt(id))
         };
         let (most, least) = (rtts().max().unwrap_or_default(), rtts().min().unwrap_or_default());
-        self.sojourn() + (most - least) + BASE_JITTER
-    }
-
-    /// Returns the bytes that wait for a path.
-    pub(crate) fn backlog_bytes(&self) -> usize {
-        self.scheduler.backlog_bytes()
+        self.scheduler.sojourn() + (most - least) + BASE_JITTER
     }
 
     /// Whether no packet waits, new or lost.
     pub(crate) fn is_drained(&self) -> bool {
-        self.scheduler.is_empty() && !self.recovery.has_waiting()
-    }
-
-    /// Returns how long packets wait in the queues (sojourn time, RFC 8289).
-    pub(crate) fn sojourn(&self) -> Duration {
-        self.scheduler.sojourn()
-    }
-
-    /// Returns the MTU that was last announced (bytes).
-    pub(crate) fn announced_mtu(&self) -> usize {
-        self.mtu.announced()
+        self.scheduler.dispatcher.is_empty() && !self.recovery.has_waiting()
     }
 }

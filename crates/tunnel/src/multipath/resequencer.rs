@@ -5,14 +5,13 @@
 //! the peer sends.
 
 use bytes::{Buf, Bytes};
-use mpvpn_flow::{Label, PartReassembler, ReorderBuffer, ReorderStats};
-use mpvpn_types::Instant;
+use mpvpn_flow::{Label, PartReassembler, ReorderBuffer};
 
 /// Joins parts and resequences packets.
 #[derive(Debug)]
 pub(super) struct Resequencer {
     join: PartReassembler,
-    reorder: ReorderBuffer,
+    pub(super) reorder: ReorderBuffer,
 }
 
 impl Resequencer {
@@ -25,24 +24,6 @@ impl Resequencer {
     pub(super) fn open(&mut self, labelled: Bytes) -> Option<(Label, Bytes)> {
         let (label, payload) = split_label(labelled)?;
         self.join.push(label, payload).map(|packet| (label, packet))
-    }
-
-    /// Passes a received packet to `out` in its order, followed by packets that waited for it.
-    pub(super) fn push(&mut self, now: Instant, label: Label, packet: Bytes, out: impl FnMut(Bytes)) {
-        self.reorder.push(now, label, packet, out);
-    }
-
-    /// Passes packets to `out` whose reorder timeout has expired.
-    pub(super) fn handle_timeout(&mut self, now: Instant, out: impl FnMut(Bytes)) {
-        self.reorder.handle_timeout(now, out);
-    }
-
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.reorder.poll_timeout()
-    }
-
-    pub(super) fn stats(&self) -> ReorderStats {
-        self.reorder.stats()
     }
 
     /// Releases unused memory, after an idle time.
@@ -64,7 +45,7 @@ pub(super) fn split_label(mut labelled: Bytes) -> Option<(Label, Bytes)> {
 mod tests {
     use bytes::BytesMut;
     use mpvpn_flow::Part;
-    use mpvpn_types::Duration;
+    use mpvpn_types::{Duration, Instant};
     use serde_json::json;
 
     use super::*;
@@ -85,7 +66,7 @@ mod tests {
         let opened = resequencer.open(labelled(label(number, None), &[number as u8]));
         let (label, packet) = opened.expect("a whole packet");
         let mut out = Vec::new();
-        resequencer.push(now, label, packet, |packet| out.push(packet[0]));
+        resequencer.reorder.push(now, label, packet, |packet| out.push(packet[0]));
         out
     }
 
@@ -96,11 +77,11 @@ mod tests {
         assert!(arrive(&mut resequencer, start, 2).is_empty());
         assert_eq!(arrive(&mut resequencer, start, 1), [1, 2]);
         assert!(arrive(&mut resequencer, start, 4).is_empty());
-        let due = resequencer.poll_timeout().expect("a packet waits");
+        let due = resequencer.reorder.poll_timeout().expect("a packet waits");
         assert_eq!(due, start + Duration::from_millis(40));
         let mut late = Vec::new();
-        resequencer.handle_timeout(due, |packet| late.push(packet[0]));
-        assert_eq!((late, resequencer.poll_timeout()), (vec![4], None));
+        resequencer.reorder.handle_timeout(due, |packet| late.push(packet[0]));
+        assert_eq!((late, resequencer.reorder.poll_timeout()), (vec![4], None));
     }
 
     #[test]
@@ -112,7 +93,7 @@ mod tests {
                 let mut delivered = Vec::new();
                 let mut out =
                     |packet: Bytes| delivered.push(u32::from_be_bytes(packet[..].try_into().unwrap()));
-                resequencer.handle_timeout(now, &mut out);
+                resequencer.reorder.handle_timeout(now, &mut out);
                 if let Some(packet) = step["packet"].as_object() {
                     let label = Label {
                         bucket: 5,
@@ -121,7 +102,12 @@ mod tests {
                         number: number(&packet["number"]) as u32,
                         part: None,
                     };
-                    resequencer.push(now, label, Bytes::copy_from_slice(&label.number.to_be_bytes()), out);
+                    resequencer.reorder.push(
+                        now,
+                        label,
+                        Bytes::copy_from_slice(&label.number.to_be_bytes()),
+                        out,
+                    );
                 }
                 assert_eq!(json!(delivered), step["delivered"], "{} at {}", vector["name"], step["at_ms"]);
             }

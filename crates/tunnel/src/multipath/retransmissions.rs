@@ -26,7 +26,7 @@ pub(super) struct Retransmissions {
     queue: VecDeque<TrackedDatagram>,
     bytes: usize,
     /// Number of retransmitted packets.
-    sent: u64,
+    pub(super) sent: u64,
 }
 
 impl Retransmissions {
@@ -58,11 +58,6 @@ impl Retransmissions {
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
-
-    /// Returns the number of retransmitted packets.
-    pub(super) fn sent(&self) -> u64 {
-        self.sent
-    }
 }
 
 #[cfg(test)]
@@ -87,7 +82,7 @@ mod tests {
         queue.push(now, lost(now, 2, 100));
         let again = queue.pop().expect("a packet");
         assert_eq!((again.retransmissions, again.has_copy, again.data.len()), (3, false, 100));
-        assert_eq!((queue.is_empty(), queue.sent(), queue.pop()), (true, 1, None));
+        assert_eq!((queue.is_empty(), queue.sent, queue.pop()), (true, 1, None));
     }
 
     #[test]

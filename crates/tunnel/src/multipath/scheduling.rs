@@ -5,8 +5,8 @@
 //! within 384 KiB to 8 MiB.
 
 use mpvpn_class::{MAX_COPIES, QueueConfig, QueuedPacket};
-use mpvpn_path::{Dispatcher, EligiblePackets, PathCandidate, PathInfo, PathSelector, Scheduler, Selection};
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_path::{Dispatcher, PathCandidate, PathSelector, Scheduler, Selection};
+use mpvpn_types::{Duration, Instant};
 
 /// Time for which a flow may use the paths before the next flow has its turn (times the rate, at most 64
 /// KiB). Smaller: more switches between flows, which the receiver joins less well. Larger: other flows wait
@@ -21,9 +21,9 @@ const MAX_PATH_TURN_BYTES: u64 = 12 * 1024;
 
 /// Queues packets, and chooses the path for the next ones.
 #[derive(Debug)]
-pub(super) struct PacketScheduler {
-    dispatcher: Dispatcher,
-    choice: PathSelector,
+pub(crate) struct PacketScheduler {
+    pub(crate) dispatcher: Dispatcher,
+    pub(super) choice: PathSelector,
 }
 
 impl PacketScheduler {
@@ -46,11 +46,6 @@ impl PacketScheduler {
         self.choice.set_copies(copies.min(MAX_COPIES));
     }
 
-    /// Returns how often each numbered packet is sent according to the option `copies`.
-    pub(super) fn copies(&self) -> u8 {
-        self.choice.copies()
-    }
-
     /// Returns the number of copies of a packet beside the first one, with `paths` paths in use.
     pub(super) fn extra_copies(&self, paths: usize) -> usize {
         match self.kind().uses_all_paths() {
@@ -67,22 +62,6 @@ impl PacketScheduler {
         } else {
             self.dispatcher.push(now, packet);
         }
-    }
-
-    /// Queues a packet, in the place of the one before it if it supersedes that one; returns whether it did.
-    pub(super) fn push_superseding(
-        &mut self,
-        now: Instant,
-        packet: QueuedPacket,
-        supersedes: impl FnOnce(&[u8], &[u8]) -> bool,
-    ) -> bool {
-        self.dispatcher.push_superseding(now, packet, supersedes)
-    }
-
-    /// Returns the next packet for a path, of the kind that `want` allows.
-    #[inline]
-    pub(super) fn pop(&mut self, now: Instant, path: PathId, want: EligiblePackets) -> Option<QueuedPacket> {
-        self.dispatcher.pop(now, path, want)
     }
 
     /// Chooses the path for the next packets; `stream_backlog` is the number of stream bytes that wait as
@@ -109,62 +88,14 @@ impl PacketScheduler {
         self.choice.charge(self.dispatcher.scheduler(), candidate, bytes);
     }
 
-    /// Sets the paths in use.
-    pub(super) fn set_paths(&mut self, now: Instant, paths: &[PathInfo]) {
-        self.dispatcher.set_paths(now, paths);
-    }
-
     /// Sets the total rate of the paths in use (bytes/s), from which the queue limits follow.
     pub(super) fn set_rate(&mut self, rate: u64) {
         self.dispatcher.set_limits(queue_limit_bytes(rate), flow_turn_bytes(rate));
     }
 
-    /// Sets whether packets are numbered, so that a flow may use several paths.
-    pub(super) fn set_numbered(&mut self, now: Instant, numbered: bool) {
-        self.dispatcher.set_numbered(now, numbered);
-    }
-
-    /// Returns the paths in use, best first.
-    pub(super) fn paths_in_order(&self) -> impl Iterator<Item = PathId> + '_ {
-        self.dispatcher.paths_by_preference()
-    }
-
-    /// Returns the bytes in the queues.
-    #[inline]
-    pub(super) fn backlog_bytes(&self) -> usize {
-        self.dispatcher.bytes()
-    }
-
-    /// Whether the queues are empty.
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.dispatcher.is_empty()
-    }
-
-    /// Whether a packet waits that this path may carry.
-    #[inline]
-    pub(super) fn has_packet_for(&self, path: PathId) -> bool {
-        self.dispatcher.has_packet_for(path)
-    }
-
-    /// Returns how many packets were dropped in the queues.
-    pub(super) fn drops(&self) -> u64 {
-        self.dispatcher.drops()
-    }
-
     /// Returns the current queueing time of packets (sojourn time, RFC 8289).
-    pub(super) fn sojourn(&self) -> Duration {
+    pub(crate) fn sojourn(&self) -> Duration {
         if self.dispatcher.is_empty() { Duration::ZERO } else { self.dispatcher.sojourn() }
-    }
-
-    /// Returns when [`Self::pick`] may decide differently although no path has changed.
-    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        self.choice.poll_timeout(now)
-    }
-
-    /// Releases unused memory.
-    pub(super) fn trim(&mut self) {
-        self.dispatcher.trim_memory();
     }
 }
 
@@ -228,9 +159,9 @@ mod tests {
     #[test]
     fn copies_are_bounded_but_under_redundant_all_paths_get_one() {
         let mut scheduler = PacketScheduler::new(Scheduler::Auto);
-        assert_eq!((scheduler.copies(), scheduler.extra_copies(3)), (1, 0));
+        assert_eq!((scheduler.choice.copies(), scheduler.extra_copies(3)), (1, 0));
         scheduler.set_copies(u8::MAX);
-        assert_eq!(scheduler.copies(), MAX_COPIES);
+        assert_eq!(scheduler.choice.copies(), MAX_COPIES);
         assert_eq!(PacketScheduler::new(Scheduler::Redundant).extra_copies(3), 2);
     }
 }

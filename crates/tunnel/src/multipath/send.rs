@@ -48,7 +48,7 @@ impl MultipathConnection {
         flow_table: Option<&mut FlowTable>,
         urgent: bool,
     ) -> Option<Vec<u8>> {
-        let (mut mtu, announced) = (self.mtu.limit()?, self.mtu.announced());
+        let (mut mtu, announced) = (self.mtu.limit?, self.mtu.announced());
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
         if self.recovery.sequencer.is_some() && flow.protocol != protocol::TCP {
@@ -57,7 +57,7 @@ impl MultipathConnection {
         }
         let ordered = needs_order(&view);
         let len = packet.len();
-        let prefix = self.packetizer.prefix().as_ref().len();
+        let prefix = self.packetizer.prefix.as_ref().len();
         let pieces = match self.packetizer.split(hdr, packet, flow.protocol, PacketLimits { mtu, announced })
         {
             Ok(pieces) => pieces,
@@ -75,16 +75,16 @@ impl MultipathConnection {
             flow_table.record_sent(now, &flow, hash, len);
         }
         for data in pieces.iter() {
-            self.traffic.count_sent((data.len() - prefix) as u64);
+            self.traffic.counters.tx_bytes += (data.len() - prefix) as u64;
             let queued = QueuedPacket { data, flow: hash, needs_order: ordered, unnumbered: false };
             // Among TCP packets, only acknowledgements need no order.
             if urgent || ordered || flow.protocol != protocol::TCP {
                 self.scheduler.push(now, queued, urgent);
-            } else if self.scheduler.push_superseding(now, queued, |later, earlier| {
+            } else if self.scheduler.dispatcher.push_superseding(now, queued, |later, earlier| {
                 let earlier = earlier.strip_prefix(&later[..prefix]);
                 earlier.is_some_and(|earlier| ack_filter::supersedes(&later[prefix..], earlier))
             }) {
-                self.traffic.count_superseded();
+                self.traffic.counters.superseded_acks += 1;
             }
         }
         self.note_traffic(now);
@@ -103,20 +103,10 @@ impl MultipathConnection {
         ordered: bool,
     ) {
         let data = self.packetizer.payload(prefix, payload);
-        self.traffic.count_sent(payload.len() as u64);
+        self.traffic.counters.tx_bytes += payload.len() as u64;
         self.scheduler.push(now, QueuedPacket { data, flow, needs_order: ordered, unnumbered: true }, false);
         self.note_traffic(now);
         self.trimmer.note_use(now);
-    }
-
-    /// Counts a dropped UDP payload that does not fit a datagram.
-    pub(crate) fn count_oversized(&mut self) {
-        self.traffic.count_oversized();
-    }
-
-    /// Counts sent stream bytes.
-    pub(crate) fn count_sent(&mut self, bytes: u64) {
-        self.traffic.count_sent(bytes);
     }
 
     /// Writes the next UDP payload to send to `buf`; `None` if there is nothing to send.
@@ -130,7 +120,7 @@ impl MultipathConnection {
         if self.recovery.is_data_ack_due(now, connection) {
             let _spans = enter_connection!(&self.log, DEBUG, [REORDER]);
             let reinjected = self.recovery.acknowledge_data(now, connection, &mut self.paths, &self.groups);
-            self.traffic.count_reinjected(reinjected);
+            self.traffic.counters.reinjected_bytes += reinjected;
         }
         if connection.is_between_passes() {
             self.send_clocks(now, connection);
@@ -161,11 +151,11 @@ impl MultipathConnection {
     /// Sends clock reports on the paths where they are due.
     fn send_clocks(&mut self, now: Instant, connection: &mut Connection) {
         let Some(clocks) = &mut self.clocks else { return };
-        if !clocks.is_due(now, self.traffic.last_data_at()) {
+        if !clocks.is_due(now, self.traffic.last_data_at) {
             return;
         }
         for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.is_trusted()) {
-            let Some(shaper) = path.policy.shaper() else { continue };
+            let Some(shaper) = &path.policy.shaper else { continue };
             if let Some(report) =
                 clocks.report(now, id, &mut path.clock, shaper, || connection.udp_bytes_carried(id))
             {
@@ -178,7 +168,10 @@ impl MultipathConnection {
     fn assign_to_paths(&mut self, now: Instant, connection: &mut Connection) -> bool {
         let _spans = enter_connection!(&self.log, TRACE, [SCHEDULER, REORDER, FEC]);
         self.recovery.collect(now, connection);
-        if self.scheduler.is_empty() && !self.recovery.has_waiting() && connection.stream_backlog() == 0 {
+        if self.scheduler.dispatcher.is_empty()
+            && !self.recovery.has_waiting()
+            && connection.stream_backlog() == 0
+        {
             self.paths.ids().for_each(|id| connection.set_backlogged(id, false));
             return false;
         }
@@ -210,7 +203,7 @@ impl MultipathConnection {
 
     /// Records that data moves, in either direction, and makes heartbeats dense.
     pub(super) fn note_traffic(&mut self, now: Instant) {
-        let before = self.traffic.last_data_at();
+        let before = self.traffic.last_data_at;
         if !self.traffic.note_data(now) {
             // Already recorded in this event-loop iteration.
             return;

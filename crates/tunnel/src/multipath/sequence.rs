@@ -41,7 +41,7 @@ pub struct ResequencingCounters {
 pub(super) struct Sequencer {
     numbering: Numbering,
     retransmissions: Retransmissions,
-    resequencer: Resequencer,
+    pub(super) resequencer: Resequencer,
     /// FEC, if negotiated.
     protection: Option<Box<Protection>>,
     /// Number of copies sent.
@@ -212,22 +212,18 @@ impl Sequencer {
         }
     }
 
-    pub(super) fn resequencer(&mut self) -> &mut Resequencer {
-        &mut self.resequencer
-    }
-
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let groups = self.protection.as_ref().and_then(|protection| protection.poll_timeout());
-        self.resequencer.poll_timeout().into_iter().chain(groups).min()
+        self.resequencer.reorder.poll_timeout().into_iter().chain(groups).min()
     }
 
     pub(super) fn counters(&self) -> ResequencingCounters {
         ResequencingCounters {
             is_numbering: self.numbering.is_on(),
-            numbered: self.numbering.numbered(),
-            retransmissions: self.retransmissions.sent(),
+            numbered: self.numbering.numbered,
+            retransmissions: self.retransmissions.sent,
             copies: self.copies,
-            received: self.resequencer.stats(),
+            received: self.resequencer.reorder.stats(),
             fec: self.protection.as_ref().map(|protection| protection.counters()),
         }
     }

@@ -42,12 +42,13 @@ pub struct TrafficRates {
 
 /// Counters, rates and the time of the last data.
 #[derive(Debug)]
-pub(super) struct Traffic {
-    counters: TrafficCounters,
+pub(crate) struct Traffic {
+    pub(crate) counters: TrafficCounters,
     rates: RateMeter,
-    last_data_at: Option<Instant>,
+    /// When data moved last, in either direction.
+    pub(crate) last_data_at: Option<Instant>,
     /// Number of UDP payloads dropped because they do not fit a datagram.
-    oversized: u64,
+    pub(crate) oversized: u64,
 }
 
 impl Traffic {
@@ -61,33 +62,8 @@ impl Traffic {
     }
 
     /// Continues the counters and rates of `before`.
-    pub(super) fn continue_from(&mut self, before: &Self) {
+    pub(crate) fn continue_from(&mut self, before: &Self) {
         (self.counters, self.rates) = (before.counters, before.rates);
-    }
-
-    #[inline]
-    pub(super) fn count_sent(&mut self, bytes: u64) {
-        self.counters.tx_bytes += bytes;
-    }
-
-    #[inline]
-    pub(super) fn count_received(&mut self, bytes: u64) {
-        self.counters.rx_bytes += bytes;
-    }
-
-    /// Counts reinjected stream bytes.
-    pub(super) fn count_reinjected(&mut self, bytes: u64) {
-        self.counters.reinjected_bytes += bytes;
-    }
-
-    /// Counts an acknowledgement that a later one superseded.
-    pub(super) fn count_superseded(&mut self) {
-        self.counters.superseded_acks += 1;
-    }
-
-    /// Counts a dropped UDP payload that does not fit a datagram.
-    pub(super) fn count_oversized(&mut self) {
-        self.oversized += 1;
     }
 
     /// Records that data moves at `now`; returns false if it was already recorded for this instant.
@@ -101,23 +77,8 @@ impl Traffic {
         self.rates.measure(now, &self.counters);
     }
 
-    pub(super) fn counters(&self) -> TrafficCounters {
-        self.counters
-    }
-
-    /// Returns how many UDP payloads were dropped because they do not fit a datagram.
-    pub(super) fn oversized(&self) -> u64 {
-        self.oversized
-    }
-
-    pub(super) fn rates(&self, now: Instant) -> TrafficRates {
+    pub(crate) fn rates(&self, now: Instant) -> TrafficRates {
         self.rates.rates(now, &self.counters)
-    }
-
-    /// Returns when data last moved, in either direction.
-    #[inline]
-    pub(super) fn last_data_at(&self) -> Option<Instant> {
-        self.last_data_at
     }
 }
 
@@ -169,14 +130,14 @@ mod tests {
         let mut traffic = Traffic::new(start);
         for ms in (0..=2000).step_by(20) {
             traffic.measure(at(ms));
-            traffic.count_sent(20_000);
-            traffic.count_received(40_000);
+            traffic.counters.tx_bytes += 20_000;
+            traffic.counters.rx_bytes += 40_000;
         }
         let full = TrafficRates { tx: BitRate::from_bps(8_000_000), rx: BitRate::from_bps(16_000_000) };
         assert_eq!(traffic.rates(at(2500)), full);
         assert!(traffic.rates(at(6000)).tx < BitRate::from_bps(50_000), "nothing but the last packet");
         traffic.measure(at(4000));
-        traffic.count_sent(500_000);
+        traffic.counters.tx_bytes += 500_000;
         assert!(traffic.rates(at(4500)).tx < BitRate::from_bps(100_000), "the last whole second counts");
     }
 
@@ -184,12 +145,12 @@ mod tests {
     fn a_tunnel_that_replaces_another_counts_on() {
         let start = Instant::now();
         let (mut old, mut new) = (Traffic::new(start), Traffic::new(start));
-        (0..3).for_each(|_| old.count_reinjected(7));
+        old.counters.reinjected_bytes = 21;
         old.note_data(start);
         new.continue_from(&old);
-        assert_eq!(new.counters().reinjected_bytes, 21);
+        assert_eq!(new.counters.reinjected_bytes, 21);
         assert_eq!(
-            (old.last_data_at(), new.last_data_at()),
+            (old.last_data_at, new.last_data_at),
             (Some(start), None),
             "nothing has moved through it itself"
         );

@@ -15,10 +15,10 @@ const LOSS_GRACE: Duration = Duration::from_millis(300);
 /// The state of one path and the status sent to the peer.
 #[derive(Debug)]
 pub(super) struct PathUsage {
-    placement: Placement,
-    state: PathState,
+    pub(super) placement: Placement,
+    pub(super) state: PathState,
     /// The status sent to the peer (draft-ietf-quic-multipath-21 §3.3).
-    status: PathStatus,
+    pub(super) status: PathStatus,
 }
 
 /// The inputs that determine the state of a path.
@@ -47,26 +47,6 @@ impl PathUsage {
     /// Creates the state of a path that was just opened: active.
     pub(super) fn new() -> Self {
         Self { placement: Placement::Active, state: PathState::Active, status: PathStatus::Available }
-    }
-
-    #[inline]
-    pub(super) fn placement(&self) -> Placement {
-        self.placement
-    }
-
-    pub(super) fn set_placement(&mut self, placement: Placement) {
-        self.placement = placement;
-    }
-
-    #[inline]
-    pub(super) fn state(&self) -> PathState {
-        self.state
-    }
-
-    /// Returns the status last sent to the peer.
-    #[inline]
-    pub(super) fn status(&self) -> PathStatus {
-        self.status
     }
 
     /// Determines the state from the evidence.
@@ -143,24 +123,24 @@ mod tests {
         let unheard = Evidence { unheard: true, ..GOOD };
         let mut usage = PathUsage::new();
         usage.judge(unheard);
-        assert_eq!(usage.state(), PathState::Down);
-        usage.set_placement(Placement::OverflowNotNeeded);
+        assert_eq!(usage.state, PathState::Down);
+        usage.placement = Placement::OverflowNotNeeded;
         usage.judge(unheard);
-        assert_eq!((usage.state(), usage.status()), (PathState::Standby, PathStatus::Backup));
+        assert_eq!((usage.state, usage.status), (PathState::Standby, PathStatus::Backup));
     }
 
     #[test]
     fn a_dead_path_is_tried_while_reports_of_the_peer_are_missing() {
         let mut usage = PathUsage::new();
         let judgement = usage.judge(Evidence { alive: false, peer_unknown: true, ..GOOD });
-        assert_eq!((usage.state(), judgement.new_status), (PathState::Down, None));
+        assert_eq!((usage.state, judgement.new_status), (PathState::Down, None));
     }
 
     #[test]
     fn a_path_that_the_client_refuses_is_standby() {
         let mut usage = PathUsage::new();
         usage.judge(Evidence { refused: true, ..GOOD });
-        assert_eq!(usage.state(), PathState::Standby);
+        assert_eq!(usage.state, PathState::Standby);
     }
 
     #[test]

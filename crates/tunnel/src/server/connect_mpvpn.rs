@@ -49,7 +49,7 @@ impl Server {
         connection.write(stream, h3::encode_headers(&answer));
         if let Some(peer) = self.peers.get_mut(id) {
             if let Some(before) = &peer.authenticated {
-                authenticated.multipath.continue_counters_from(&before.multipath);
+                authenticated.multipath.traffic.continue_from(&before.multipath.traffic);
             }
             peer.authenticated = Some(Box::new(authenticated));
         }

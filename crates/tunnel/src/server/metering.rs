@@ -46,7 +46,7 @@ impl Server {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(authenticated) = &mut peer.authenticated else { return };
         let account = self.registry.account(&authenticated.user);
-        authenticated.multipath.set_rate_limit(account.as_ref().map(UserAccount::down));
+        authenticated.multipath.rate_limit = account.as_ref().map(UserAccount::down);
         if let (Some(limits), Some(account)) = (&peer.limits, &account)
             && limits.is_of(account)
         {

@@ -120,7 +120,7 @@ impl Server {
                     flows.record(now, Arrival { class: tunnel.number.class(), shard }, &view);
                 }
                 bytes += arrived.packet.len() as u64;
-                let mtu = multipath.announced_mtu();
+                let mtu = multipath.mtu.announced();
                 multipath.resequence(now, arrived, |packet| {
                     pass_on(now, limits.as_deref_mut(), joiner, clamp_received(packet, mtu));
                 });
@@ -201,7 +201,7 @@ impl Server {
         let view = ip::parse(packet).ok()?;
         let works = |id| {
             let authenticated = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref());
-            authenticated.is_some_and(|authenticated| authenticated.multipath.any_path_works())
+            authenticated.is_some_and(|authenticated| authenticated.multipath.paths.any_works())
         };
         let session = self.sessions.session_at(view.dst())?;
         let id = match session.downlink(now, source, &view, works)? {

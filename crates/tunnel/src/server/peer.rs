@@ -272,7 +272,7 @@ impl AuthenticatedPeer {
     pub(super) fn restart(&mut self, now: Instant, connection: &mut Connection) {
         let user = std::mem::take(&mut self.user);
         let before = std::mem::replace(self, Self::new(now, connection, user, None));
-        self.multipath.continue_counters_from(&before.multipath);
+        self.multipath.traffic.continue_from(&before.multipath.traffic);
     }
 
     /// The client as events name it.
@@ -295,7 +295,7 @@ impl AuthenticatedPeer {
 
     /// Its final report.
     pub(super) fn closed_report(&self) -> ClosedConnection {
-        let (counters, drops) = (self.multipath.counters(), self.multipath.drops());
+        let (counters, drops) = (self.multipath.traffic.counters, self.multipath.drops());
         ClosedConnection {
             user: self.user.clone(),
             class: self.class_name(),

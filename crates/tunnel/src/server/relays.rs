@@ -144,7 +144,7 @@ impl Server {
                 limits.writes.on_moved(now, relay.stream, data.len() as u64);
             }
             if let Some(multipath) = peer.multipath() {
-                multipath.count_sent(data.len() as u64);
+                multipath.traffic.counters.tx_bytes += data.len() as u64;
             }
             peer.relays.write(connection, relay.stream, data);
         });
