@@ -244,7 +244,7 @@ impl Shaper {
     }
 
     fn note_configured(&mut self, given: Option<BitRate>) {
-        if let Some(given) = given.and(self.capacity.estimate()) {
+        if let Some(given) = given.and(self.capacity.estimate) {
             self.capacity_watch.configured(given);
         }
     }
@@ -257,7 +257,7 @@ impl Shaper {
 
     /// Changes the configured capacity.
     pub fn set_capacity(&mut self, now: Instant, capacity: Option<BitRate>) {
-        report::configured(self.link, self.capacity.estimate(), capacity);
+        report::configured(self.link, self.capacity.estimate, capacity);
         self.advance(now);
         self.capacity.set_configured(capacity);
         self.note_configured(capacity);
@@ -273,7 +273,7 @@ impl Shaper {
     /// The capacity of the link for IP packets: the configured one, a lower one if the configured one fills a
     /// queue, or the measured one. `None` while it is unknown.
     pub fn capacity(&self) -> Option<BitRate> {
-        self.capacity.estimate().map(|rate| BitRate::from_bytes_per_second(rate as u64))
+        self.capacity.estimate.map(|rate| BitRate::from_bytes_per_second(rate as u64))
     }
 
     /// A large change of the capacity since the last call ([`CapacityChange`]).
@@ -295,7 +295,7 @@ impl Shaper {
     fn available(&self, class: ClassId) -> u64 {
         let own = &self.classes[index(class)];
         let tokens = if self.is_limiting { own.tokens + self.pool.max(0.0) } else { f64::INFINITY };
-        let most = own.max_rate(self.capacity.estimate()).map_or(f64::INFINITY, |_| own.max_tokens);
+        let most = own.max_rate(self.capacity.estimate).map_or(f64::INFINITY, |_| own.max_tokens);
         let room = tokens.min(most);
         if room == f64::INFINITY { u64::MAX } else { room.max(0.0) as u64 }
     }
@@ -304,7 +304,7 @@ impl Shaper {
     pub fn on_sent(&mut self, class: ClassId, bytes: u64) {
         let bytes = bytes as f64;
         self.capacity.on_sent(bytes);
-        let most = burst_bytes(self.capacity.estimate().unwrap_or_default());
+        let most = burst_bytes(self.capacity.estimate.unwrap_or_default());
         let own = &mut self.classes[index(class)];
         own.last_sent = Some(self.last_update);
         own.max_tokens = (own.max_tokens - bytes).max(-most - MAX_GSO_SEND_BYTES);
@@ -332,7 +332,7 @@ impl Shaper {
         (own.backlogged, own.backlog_changed) = (backlogged, Some(now));
         self.advance(now);
         report::backlogged(self.link, class, backlogged, self.classes[index(class)].tokens, self.pool);
-        let link = self.capacity.estimate().unwrap_or_default();
+        let link = self.capacity.estimate.unwrap_or_default();
         let own = &mut self.classes[index(class)];
         let surplus = (own.tokens - own.idle_reserve(link)).max(0.0);
         if !backlogged && surplus > 0.0 {
@@ -361,7 +361,7 @@ impl Shaper {
         };
         let by_tokens = if self.is_limiting { missing(own.tokens + self.pool.min(0.0), rate) } else { 0.0 };
         let by_max =
-            own.max_rate(self.capacity.estimate()).map_or(0.0, |most| missing(own.max_tokens, most.max(1.0)));
+            own.max_rate(self.capacity.estimate).map_or(0.0, |most| missing(own.max_tokens, most.max(1.0)));
         let wait = by_tokens.max(by_max).clamp(0.0, 1.0);
         report::waits(self.link, class, wait, rate, by_max > by_tokens);
         Some(now + Duration::from_secs_f64(wait).clamp(MIN_WAIT, MAX_WAIT))
@@ -370,8 +370,7 @@ impl Shaper {
     /// Bytes/s that a backlogged class currently gets; `None` if it is not limited.
     pub fn class_rate(&mut self, now: Instant, class: ClassId) -> Option<u64> {
         self.advance(now);
-        let held =
-            self.is_limiting || self.classes[index(class)].max_rate(self.capacity.estimate()).is_some();
+        let held = self.is_limiting || self.classes[index(class)].max_rate(self.capacity.estimate).is_some();
         self.fair_rate(now, class).filter(|_| held).map(|rate| rate as u64)
     }
 
@@ -383,7 +382,7 @@ impl Shaper {
         self.advance(now);
         let is_shared = self.is_shared(now);
         // A class that is limited by its own `max` shows nothing about the link.
-        let most = self.classes[index(class)].max_rate(self.capacity.estimate());
+        let most = self.classes[index(class)].max_rate(self.capacity.estimate);
         let by_max = most.is_some_and(|most| self.fair_rate(now, class).is_none_or(|fair| fair >= most));
         let sample = Sample { backlogged: sample.backlogged && !by_max, ..sample };
         let before = report::is_followed().then(|| self.capacity.decision());
@@ -391,11 +390,11 @@ impl Shaper {
         if let Some(before) = before {
             report::capacity(self.link, before, self.capacity.decision());
         }
-        self.capacity_watch.measured(self.capacity.estimate(), || self.capacity.own_queue());
+        self.capacity_watch.measured(self.capacity.estimate, || self.capacity.own_queue());
         if !self.is_limiting {
             return None;
         }
-        let (link, fair) = (self.capacity.estimate()?, self.fair_rate(now, class)?);
+        let (link, fair) = (self.capacity.estimate?, self.fair_rate(now, class)?);
         Some((fair * CONTROLLER_HEADROOM).min(link) as u64)
     }
 
@@ -434,7 +433,7 @@ impl Shaper {
 
     /// Bytes/s that the class would get if it were backlogged, with the current demand of the other classes.
     fn fair_rate(&self, now: Instant, class: ClassId) -> Option<f64> {
-        let link = self.capacity.estimate();
+        let link = self.capacity.estimate;
         let claim = |at: usize| {
             let own = &self.classes[at];
             if at != index(class) && !self.is_competing(now, at) {
@@ -463,7 +462,7 @@ impl Shaper {
         if count > 1 {
             self.shared_until = self.shared_until.max(Some(now + SHARED_AFTER_CONTENTION));
         }
-        let known = self.capacity.estimate();
+        let known = self.capacity.estimate;
         for class in &mut self.classes {
             if let Some(most) = class.max_rate(known) {
                 class.max_tokens = (class.max_tokens + most * passed).min(burst_bytes(most));

@@ -380,15 +380,15 @@ impl SplitTcpProxy {
         let limits = self.limits;
         let slot = &mut self.slots[at as usize];
         let Some(flow) = slot.flow.as_mut() else { return };
-        let held = flow.inbound.held() + flow.outbound.held();
+        let held = flow.inbound.held() + flow.outbound.held;
         self.held = self.held + held - slot.held;
         slot.held = held;
-        let readable = flow.inbound.len() > 0 || flow.inbound.has_ended();
+        let readable = flow.inbound.waiting > 0 || flow.inbound.ended;
         if readable && !slot.readable_reported {
             slot.readable_reported = true;
             self.events.push_back(Event::Readable(id));
         }
-        if slot.writable_awaited && flow.outbound.held() <= limit / 2 {
+        if slot.writable_awaited && flow.outbound.held <= limit / 2 {
             slot.writable_awaited = false;
             self.events.push_back(Event::Writable(id));
         }
@@ -460,11 +460,11 @@ impl SplitTcpProxy {
         let Some(at) = self.at(id) else { return Read::UnknownFlow };
         let slot = &mut self.slots[at as usize];
         let Some(flow) = slot.flow.as_mut() else { return Read::UnknownFlow };
-        if flow.inbound.len() > 0 {
+        if flow.inbound.waiting > 0 {
             let data = flow.inbound.read(max);
             flow.up += data.len() as u64;
             flow.active = now;
-            flow.ack_due |= flow.inbound.needs_window_update(limit, flow.outbound.mss());
+            flow.ack_due |= flow.inbound.needs_window_update(limit, flow.outbound.mss);
             self.update(now, at);
             return Read::Data(data);
         }
@@ -486,7 +486,7 @@ impl SplitTcpProxy {
         let limit = self.limit();
         let Some(at) = self.at(id) else { return 0 };
         let slot = &mut self.slots[at as usize];
-        let writable = slot.flow.as_ref().map_or(0, |flow| limit.saturating_sub(flow.outbound.held()));
+        let writable = slot.flow.as_ref().map_or(0, |flow| limit.saturating_sub(flow.outbound.held));
         slot.writable_awaited |= writable == 0;
         writable
     }

@@ -35,7 +35,7 @@ pub(super) struct Codel {
     /// If the delay is above the target: when it will have been above it for one interval.
     first_above_time: Option<u64>,
     dropping: bool,
-    drop_state: DropState,
+    pub(super) drop_state: DropState,
 }
 
 /// The part of the state that outlives an empty flow, so that a flow that returns soon is not unrestricted
@@ -53,10 +53,6 @@ pub(super) struct DropState {
 impl Codel {
     pub(super) fn with_drop_state(drop_state: DropState) -> Self {
         Self { drop_state, ..Self::default() }
-    }
-
-    pub(super) fn drop_state(&self) -> DropState {
-        self.drop_state
     }
 
     /// Decides about a dequeued packet with this queueing delay, which left `behind` bytes in the flow.
@@ -159,7 +155,7 @@ mod tests {
     fn a_flow_that_returns_soon_loses_packets_at_its_former_rate() {
         let mut codel = Codel::default();
         let before = drop_times(&mut codel, 1000, 3000).len();
-        let remembered = codel.drop_state();
+        let remembered = codel.drop_state;
         assert_eq!(remembered.count as usize, before);
         let mut soon = Codel::with_drop_state(remembered);
         let mut late = Codel::with_drop_state(remembered);

@@ -104,7 +104,7 @@ impl Flows {
     pub(super) fn remove(&mut self, slot: u32) {
         let free = self.free;
         let flow = self.get_mut(slot);
-        let (bucket, drop_state) = (flow.bucket, flow.codel.drop_state());
+        let (bucket, drop_state) = (flow.bucket, flow.codel.drop_state);
         flow.next = free;
         flow.fifo = Fifo::EMPTY;
         self.free = slot;

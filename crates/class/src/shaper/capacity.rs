@@ -243,7 +243,8 @@ pub(super) struct CapacityEstimator {
     /// The reason of the last change.
     reason: &'static str,
     configured: Option<f64>,
-    estimate: Option<f64>,
+    /// The estimated or configured capacity.
+    pub(super) estimate: Option<f64>,
     interval_start: Instant,
     current_interval: Interval,
     /// Ring buffer of the last intervals. It grows on demand, because most links of thousands of clients are
@@ -325,11 +326,6 @@ impl CapacityEstimator {
             arrived_ratio: self.arrived_ratio(),
             one_way_known: self.is_one_way_known(),
         }
-    }
-
-    /// The estimated or configured capacity.
-    pub(super) fn estimate(&self) -> Option<f64> {
-        self.estimate
     }
 
     /// The current limit for all classes together, if there is one.

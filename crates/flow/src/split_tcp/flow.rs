@@ -119,7 +119,7 @@ impl Flow {
     }
 
     pub(super) fn summary(&self) -> ConnectionSummary {
-        let state = match (&self.phase, self.inbound.has_ended(), self.outbound.has_ended()) {
+        let state = match (&self.phase, self.inbound.ended, self.outbound.has_ended()) {
             (Phase::SynReceived { .. } | Phase::SynAckSent { .. }, ..) => ConnectionState::Opening,
             (Phase::Over { .. }, ..) | (Phase::Open, true, true) => ConnectionState::Closing,
             (Phase::Open, true, false) => ConnectionState::AppEnded,
@@ -150,8 +150,8 @@ impl Flow {
     pub(super) fn is_replaced_by(&self, syn: &Segment<'_>) -> bool {
         let seq = Seq(syn.seq());
         match self.phase {
-            Phase::SynReceived { .. } => seq.plus(1) != self.inbound.next(),
-            Phase::Over { .. } => seq.since(self.inbound.next()) > 0,
+            Phase::SynReceived { .. } => seq.plus(1) != self.inbound.next,
+            Phase::Over { .. } => seq.since(self.inbound.next) > 0,
             Phase::SynAckSent { .. } | Phase::Open => false,
         }
     }
@@ -164,7 +164,7 @@ impl Flow {
             Phase::SynReceived { .. } => {
                 return if segment.has(RST) { Verdict::Broken } else { Verdict::Continue };
             }
-            Phase::SynAckSent { .. } if segment.has(SYN) && seq.plus(1) == self.inbound.next() => {
+            Phase::SynAckSent { .. } if segment.has(SYN) && seq.plus(1) == self.inbound.next => {
                 self.ack_due = true;
                 return Verdict::Continue;
             }
@@ -176,7 +176,7 @@ impl Flow {
                 *until = now;
                 return self.verdict(now);
             }
-            if seq == self.inbound.next() {
+            if seq == self.inbound.next {
                 return Verdict::Broken;
             }
             if self.inbound.admits(seq, 0) {
@@ -194,14 +194,14 @@ impl Flow {
         let len = segment.seq_len();
         let admitted = self.inbound.admits(seq, len);
         // A keep-alive repeats an old byte, or none (RFC 9293 §3.8.4).
-        let keep_alive = len < 2 && seq.plus(1) == self.inbound.next();
+        let keep_alive = len < 2 && seq.plus(1) == self.inbound.next;
         if !admitted && (len > 0 || keep_alive) {
             self.ack_due = true;
         } else if !admitted {
             self.challenge(now);
         }
         // The acknowledgement counts even if the payload is outside of the window (RFC 9293 §3.10.7.4).
-        if !admitted && !keep_alive && seq != self.inbound.next() {
+        if !admitted && !keep_alive && seq != self.inbound.next {
             return Verdict::Continue;
         }
         if self.outbound.on_ack(seq, Seq(segment.ack()), segment.window(), len) == Acked::Unsent {
@@ -224,7 +224,7 @@ impl Flow {
 
     /// Ends the connection once both directions have ended, after a TIME-WAIT if this end was the first.
     fn check_end(&mut self, now: Instant) -> Verdict {
-        if matches!(self.phase, Phase::Open) && self.outbound.is_finished() && self.inbound.has_ended() {
+        if matches!(self.phase, Phase::Open) && self.outbound.end_acked && self.inbound.ended {
             let until = if self.closed_first { now + TIME_WAIT } else { now };
             self.phase = Phase::Over { until };
         }
@@ -234,9 +234,7 @@ impl Flow {
     /// [`Verdict::Ended`] if nothing is left to do: the TIME-WAIT is over, and all bytes were read.
     pub(super) fn verdict(&self, now: Instant) -> Verdict {
         match self.phase {
-            Phase::Over { until } if now >= until && !self.ack_due && self.inbound.is_finished() => {
-                Verdict::Ended
-            }
+            Phase::Over { until } if now >= until && !self.ack_due && self.inbound.end_read => Verdict::Ended,
             _ => Verdict::Continue,
         }
     }
@@ -263,7 +261,7 @@ impl Flow {
                 }
                 *again = Some(now + SYN_ACK_TIMEOUT * 2u32.pow(*sent));
                 *sent = (*sent + 1).min(MAX_SYN_ACKS);
-                let seq = Seq(self.outbound.next().0.wrapping_sub(1));
+                let seq = Seq(self.outbound.next.0.wrapping_sub(1));
                 let window = u16::try_from(limit).unwrap_or(u16::MAX);
                 let mss = u16::try_from(mtu.saturating_sub(tcp::headers_len(self.key.source())))
                     .unwrap_or(u16::MAX);
@@ -283,10 +281,10 @@ impl Flow {
                 }
                 let mss = self
                     .outbound
-                    .mss()
+                    .mss
                     .min(mtu.saturating_sub(tcp::headers_len(self.key.source())).max(MIN_MSS));
                 let mss = u16::try_from(mss).unwrap_or(u16::MAX);
-                let seq = self.outbound.next();
+                let seq = self.outbound.next;
                 let max = tcp::max_payload(self.key.source());
                 let max = max - max % usize::from(mss);
                 let (parts, end) = self.outbound.take(now, max, mpvpn_packet::gro::MAX_PARTS - 1);
@@ -296,7 +294,7 @@ impl Flow {
                 }
                 if end {
                     flags |= FIN;
-                    self.closed_first |= !self.inbound.has_ended();
+                    self.closed_first |= !self.inbound.ended;
                 }
                 self.ack_due = false;
                 let window = self.inbound.announce(limit);
@@ -317,8 +315,8 @@ impl Flow {
         TcpHeader {
             from: self.key.destination(),
             to: self.key.source(),
-            seq: self.outbound.next().0,
-            ack: self.inbound.next().0,
+            seq: self.outbound.next.0,
+            ack: self.inbound.next.0,
             flags,
             window: 0,
             mss: None,
@@ -351,9 +349,7 @@ impl Flow {
     pub(super) fn expires_at(&self, limits: &ProxyLimits) -> Option<Instant> {
         let timeout = match self.phase {
             Phase::SynReceived { .. } | Phase::SynAckSent { .. } => limits.connect_timeout,
-            Phase::Open if self.inbound.has_ended() || self.outbound.has_ended() => {
-                limits.half_closed_timeout
-            }
+            Phase::Open if self.inbound.ended || self.outbound.has_ended() => limits.half_closed_timeout,
             Phase::Open => limits.idle_timeout,
             Phase::Over { .. } => return None,
         };
@@ -365,8 +361,8 @@ impl Flow {
         match self.phase {
             Phase::SynReceived { .. } => None,
             Phase::SynAckSent { again, .. } => again,
-            Phase::Open => self.outbound.poll_timeout(),
-            Phase::Over { until } => (self.inbound.is_finished() && !self.ack_due).then_some(until),
+            Phase::Open => self.outbound.deadline,
+            Phase::Over { until } => (self.inbound.end_read && !self.ack_due).then_some(until),
         }
     }
 

@@ -21,7 +21,7 @@ const MAX_CHUNK: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Inbound {
     /// The next expected byte (RCV.NXT).
-    next: Seq,
+    pub(super) next: Seq,
     /// The right edge of the announced window (RCV.NXT + RCV.WND).
     edge: Seq,
     /// The shift of announced windows.
@@ -31,13 +31,13 @@ pub(super) struct Inbound {
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
     /// Bytes that wait to be read.
-    waiting: usize,
+    pub(super) waiting: usize,
     /// Out-of-order segments, by their first byte; they may overlap.
     out_of_order: Vec<(Seq, Bytes)>,
     /// The sequence number of the app's FIN, once received.
     end: Option<Seq>,
-    ended: bool,
-    end_read: bool,
+    pub(super) ended: bool,
+    pub(super) end_read: bool,
 }
 
 impl Inbound {
@@ -58,30 +58,10 @@ impl Inbound {
         }
     }
 
-    /// The next expected byte, which is the number to acknowledge.
-    pub(super) fn next(&self) -> Seq {
-        self.next
-    }
-
-    /// Whether the FIN and all bytes before it have arrived.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
-    }
-
     /// Whether all bytes up to the FIN were read; if so, the reader knows of the end now.
     pub(super) fn read_end(&mut self) -> bool {
         self.end_read = self.ended && self.waiting == 0;
         self.end_read
-    }
-
-    /// Whether the reader has all bytes and knows of the end.
-    pub(super) fn is_finished(&self) -> bool {
-        self.end_read
-    }
-
-    /// Bytes that wait to be read.
-    pub(super) fn len(&self) -> usize {
-        self.waiting
     }
 
     /// Bytes that are held, in order or not.
@@ -257,13 +237,13 @@ mod tests {
         for size in [40 << 10, 64 << 10, 1400, 30 << 10, 64 << 10].into_iter().cycle().take(15) {
             inbound.accept(at(sent), &vec![7; size], false);
             sent += size;
-            if inbound.len() > 200 << 10 {
+            if inbound.waiting > 200 << 10 {
                 taken.push(inbound.read(64 << 10));
             }
             inbound.announce(1 << 20);
         }
         let chunks = inbound.chunks.iter().map(Bytes::len).sum::<usize>() + inbound.tail.capacity();
-        assert!(chunks <= inbound.len() + MAX_CHUNK, "{chunks} bytes for {}", inbound.len());
+        assert!(chunks <= inbound.waiting + MAX_CHUNK, "{chunks} bytes for {}", inbound.waiting);
         assert!(taken.len() > 3 && taken.iter().all(|bytes| bytes.len() <= MAX_CHUNK));
     }
 
@@ -277,8 +257,8 @@ mod tests {
         assert!(!inbound.accept(at(8), b"ij", true));
         assert!(inbound.accept(at(4), b"eFGHI", false), "fills the gap and overlaps both sides");
         assert_eq!(read_all(&mut inbound), b"abcdeFGHIj");
-        assert!(inbound.read_end() && inbound.is_finished());
-        assert_eq!(inbound.next(), at(11), "the end has a number, too");
+        assert!(inbound.read_end() && inbound.end_read);
+        assert_eq!(inbound.next, at(11), "the end has a number, too");
         assert!(!inbound.accept(at(10), b"k", false), "nothing comes after the end");
     }
 
@@ -286,7 +266,7 @@ mod tests {
     fn a_buffer_that_nobody_reads_closes_the_window_and_opens_it_again() {
         let mut inbound = Inbound::new(FIRST, 100, 0);
         assert!(inbound.accept(at(0), &[1; 150], true), "the part that fits, and so not the end");
-        assert_eq!((inbound.len(), inbound.announce(100), inbound.has_ended()), (100, 0, false));
+        assert_eq!((inbound.waiting, inbound.announce(100), inbound.ended), (100, 0, false));
         assert!(!inbound.admits(at(100), 1) && inbound.admits(at(100), 0));
         assert!(!inbound.needs_window_update(100, 40));
         assert_eq!(inbound.read(30).len(), 30);
@@ -326,7 +306,7 @@ mod tests {
             }
             read.extend(read_all(&mut inbound));
             prop_assert_eq!(read, all);
-            prop_assert!(inbound.read_end() && inbound.is_finished());
+            prop_assert!(inbound.read_end() && inbound.end_read);
         }
     }
 }

@@ -43,28 +43,28 @@ pub(super) struct Outbound {
     /// The first unacknowledged byte (SND.UNA).
     una: Seq,
     /// The next byte to send (SND.NXT).
-    next: Seq,
+    pub(super) next: Seq,
     /// The byte after the highest one that was ever sent.
     top: Seq,
     /// The app's window (SND.WND), and the sequence number of the segment that announced it (SND.WL1).
     window: usize,
     window_from: Seq,
     scale: u8,
-    mss: usize,
+    pub(super) mss: usize,
     sent: VecDeque<Bytes>,
     unsent: VecDeque<Bytes>,
-    held: usize,
+    pub(super) held: usize,
     waiting: usize,
     /// Whether the stream has ended: a FIN follows all bytes.
     end: bool,
     end_sent: bool,
-    end_acked: bool,
+    pub(super) end_acked: bool,
     duplicate_acks: u8,
     /// Whether one byte may be sent beyond a closed window, as a window probe (RFC 9293 §3.8.6.1).
     probe: bool,
     rto: Duration,
     timeouts: u32,
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
 }
 
 impl Outbound {
@@ -93,26 +93,6 @@ impl Outbound {
             timeouts: 0,
             deadline: None,
         }
-    }
-
-    /// The next sequence number to send.
-    pub(super) fn next(&self) -> Seq {
-        self.next
-    }
-
-    /// Unacknowledged bytes, sent or not.
-    pub(super) fn held(&self) -> usize {
-        self.held
-    }
-
-    /// The largest payload of a segment (bytes).
-    pub(super) fn mss(&self) -> usize {
-        self.mss
-    }
-
-    /// Whether the FIN is acknowledged.
-    pub(super) fn is_finished(&self) -> bool {
-        self.end_acked
     }
 
     /// Whether the stream has ended.
@@ -261,11 +241,6 @@ impl Outbound {
         (taken, end)
     }
 
-    /// When [`Self::handle_timeout`] has to be called.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.deadline
-    }
-
     /// Starts the timer if an acknowledgement or a larger window is awaited.
     pub(super) fn arm(&mut self, now: Instant) {
         if self.next != self.una || self.waiting > 0 && !self.is_due() {
@@ -351,7 +326,7 @@ mod tests {
         assert_eq!(outbound.on_ack(THEIRS, at(250), 250, 0), Acked::Bytes(250));
         assert_eq!(bytes(outbound.take(now, 1000, 10)), (vec![1; 150], true));
         assert_eq!(outbound.on_ack(THEIRS, at(401), 250, 0), Acked::Bytes(150));
-        assert!(outbound.is_finished() && outbound.poll_timeout().is_none());
+        assert!(outbound.end_acked && outbound.deadline.is_none());
         assert_eq!(outbound.on_ack(THEIRS, at(402), 250, 0), Acked::Unsent);
     }
 
@@ -378,14 +353,14 @@ mod tests {
         assert_eq!(bytes(outbound.take(now, 4, 10)).0, b"abcd");
         // The second half had arrived and is acknowledged although it was about to be sent again.
         assert_eq!(outbound.on_ack(THEIRS, at(6), 1000, 0), Acked::Bytes(6));
-        assert!(!outbound.is_due() && outbound.poll_timeout().is_none() && outbound.next() == at(6));
+        assert!(!outbound.is_due() && outbound.deadline.is_none() && outbound.next == at(6));
 
         outbound.write(Bytes::from_static(b"gh"));
         outbound.take(now, 10, 10);
-        now = outbound.poll_timeout().unwrap();
+        now = outbound.deadline.unwrap();
         assert_eq!(outbound.handle_timeout(now), TimeoutResult::Again);
         assert_eq!(bytes(outbound.take(now, 10, 10)).0, b"gh");
-        assert!(outbound.poll_timeout().unwrap() > now + INITIAL_RTO, "the second wait is longer");
+        assert!(outbound.deadline.unwrap() > now + INITIAL_RTO, "the second wait is longer");
     }
 
     #[test]
@@ -398,7 +373,7 @@ mod tests {
         for _ in 0..100 {
             assert!(!outbound.is_due());
             outbound.arm(now);
-            now = outbound.poll_timeout().unwrap();
+            now = outbound.deadline.unwrap();
             assert_eq!(outbound.handle_timeout(now), TimeoutResult::Again);
             assert_eq!(bytes(outbound.take(now, 10, 10)).0, b"c");
             outbound.on_ack(THEIRS, at(2), 0, 0);
@@ -416,7 +391,7 @@ mod tests {
         outbound.write(Bytes::from_static(b"abc"));
         loop {
             outbound.take(now, 10, 10);
-            now = outbound.poll_timeout().unwrap();
+            now = outbound.deadline.unwrap();
             if outbound.handle_timeout(now) == TimeoutResult::Gone {
                 break;
             }
