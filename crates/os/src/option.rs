@@ -15,6 +15,14 @@ pub(crate) fn set_int(
     set_bytes(fd, level, name, &value.to_ne_bytes())
 }
 
+/// Sets the size of a socket's buffer (bytes): with CAP_NET_ADMIN beyond the system's limit (`force`), else
+/// up to it (`plain`).
+pub(crate) fn set_buffer(fd: impl AsFd, force: i32, plain: i32, bytes: usize) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let set = |name| set_int(fd.as_fd(), libc::SOL_SOCKET, name, bytes);
+    set(force).or_else(|_| set(plain))
+}
+
 /// Sets an option whose value is `value`, in the kernel's layout.
 pub(crate) fn set_bytes(
     fd: impl AsFd,

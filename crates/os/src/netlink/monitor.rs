@@ -15,11 +15,11 @@ use super::{
     route::{self, Route},
     socket::{self, Messages},
 };
-use crate::error::OsError;
+use crate::{error::OsError, option::set_buffer};
 
 /// Bytes of the receive buffer: a burst of some thousand routes fits. In a smaller one notifications are lost
 /// sooner, and everything is listed again; a larger one may take kernel memory.
-const RECV_BUFFER_BYTES: libc::c_int = 1024 * 1024;
+const RECV_BUFFER_BYTES: usize = 1024 * 1024;
 
 /// A change of the network configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +107,8 @@ fn subscribe() -> io::Result<netlink_sys::Socket> {
         | libc::RTMGRP_IPV6_ROUTE;
     socket.bind(&SocketAddr::new(0, groups as u32))?;
     socket.set_non_blocking(true)?;
-    socket::grow_buffer(&socket, RECV_BUFFER_BYTES);
+    // A smaller buffer only overruns more often.
+    let _ = set_buffer(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RECV_BUFFER_BYTES);
     Ok(socket)
 }
 

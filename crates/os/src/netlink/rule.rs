@@ -11,9 +11,10 @@ use netlink_packet_route::{
 use serde::{Deserialize, Serialize};
 
 /// An IP version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Family {
     /// IPv4.
+    #[default]
     V4,
     /// IPv6.
     V6,
@@ -29,7 +30,7 @@ impl From<Family> for AddressFamily {
 }
 
 /// A rule that looks up a table for matching packets. Journals on disk have the names of the fields.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rule {
     /// The IP version of the packets.
     pub family: Family,
@@ -59,18 +60,7 @@ pub struct Rule {
 impl Rule {
     /// A rule without conditions that looks up `table`.
     pub fn lookup(family: Family, priority: u32, table: u32) -> Self {
-        Self {
-            family,
-            priority,
-            table,
-            mark: None,
-            invert: false,
-            suppress_prefix_length: None,
-            input: None,
-            output: None,
-            source: None,
-            destination: None,
-        }
+        Self { family, priority, table, ..Self::default() }
     }
 
     pub(super) fn message(&self) -> RuleMessage {

@@ -3,7 +3,7 @@
 //! In: requests. Out: the kernel's answers, or its error with an explanation. Always holds: an answer belongs
 //! to the request with the same sequence number; others are skipped.
 
-use std::{io, os::fd::AsRawFd};
+use std::io;
 
 use netlink_packet_core::{
     ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REQUEST,
@@ -200,25 +200,6 @@ fn refusal(error: &ErrorMessage) -> Refusal {
 
 fn os_error(refusal: Refusal, operation: &'static str, object: impl ToString) -> OsError {
     OsError::Kernel { operation, object: object.to_string(), source: refusal.source, detail: refusal.detail }
-}
-
-/// Sets the size of the receive buffer, in bytes: with CAP_NET_ADMIN beyond net.core.rmem_max, else up to it.
-pub(super) fn grow_buffer(socket: &netlink_sys::Socket, bytes: libc::c_int) {
-    for name in [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF] {
-        // SAFETY: `bytes` outlives the call, and its size is given.
-        let code = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                name,
-                (&raw const bytes).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        if code == 0 {
-            return;
-        }
-    }
 }
 
 #[cfg(test)]

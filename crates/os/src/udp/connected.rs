@@ -3,15 +3,13 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
 };
 
-use super::{
-    RecvBatch, UdpOptions,
-    address::{Family, RawAddress},
-    configure, is_transient, new_socket, receive_batch,
-};
-use crate::option::{check, set_int};
+use rustix::net::SendFlags;
+
+use super::{RecvBatch, UdpOptions, address::Family, configure, is_transient, new_socket, receive_batch};
+use crate::option::set_int;
 
 /// Bytes of the receive buffer, for datagrams that arrive while the event loop serves other sockets. Chosen:
 /// in a smaller one bursts are lost, larger ones take kernel memory for each flow (`docs/design/machine.md`,
@@ -42,9 +40,7 @@ impl ConnectedUdp {
             Family::V4 => set_int(&fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?,
             Family::V6 => set_int(&fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?,
         }
-        let address = RawAddress::new(to, family);
-        // SAFETY: `address` outlives the call and has `length` valid bytes.
-        check(unsafe { libc::connect(fd.as_raw_fd(), address.pointer(), address.length()) })?;
+        rustix::net::connect(&fd, &to)?;
         Ok(Self(fd))
     }
 
@@ -58,10 +54,8 @@ impl ConnectedUdp {
     }
 
     fn try_send(&self, data: &[u8]) -> io::Result<()> {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `data` outlives the call, and its length is passed.
-        let sent = unsafe { libc::send(self.0.as_raw_fd(), data.as_ptr().cast(), data.len(), flags) };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        rustix::net::send(&self.0, data, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        Ok(())
     }
 
     /// Like [`super::UdpSocket::recv_batch`].

@@ -18,8 +18,10 @@ mod steer;
 use std::{
     io,
     net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use address::{Family, RawAddress};
 pub use connected::ConnectedUdp;
@@ -30,7 +32,7 @@ pub use steer::bind_reuseport_group;
 
 use crate::{
     error::OsError,
-    option::{check, set_bytes, set_int},
+    option::{check, set_buffer, set_bytes, set_int},
 };
 
 /// Options of a UDP socket.
@@ -101,9 +103,7 @@ impl UdpSocket {
         let family = Family::of(options.local);
         let fd = new_socket(family)?;
         configure(&fd, family, options)?;
-        let address = RawAddress::new(options.local, family);
-        // SAFETY: `address` outlives the call and has `length` valid bytes.
-        check(unsafe { libc::bind(fd.as_raw_fd(), address.pointer(), address.length()) })?;
+        rustix::net::bind(&fd, &options.local)?;
         Ok(Self { fd, sender: Sender::new(family, options.dscp & 0x3f) })
     }
 
@@ -127,7 +127,7 @@ impl UdpSocket {
     /// # Errors
     /// If the kernel has no route to `to`.
     pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
-        let address = RawAddress::new(to, self.sender.family());
+        let address = RawAddress::new(to, self.sender.family);
         // SAFETY: `address` outlives the call and has `length` valid bytes.
         check(unsafe { libc::connect(self.fd.as_raw_fd(), address.pointer(), address.length()) })
     }
@@ -155,13 +155,9 @@ impl UdpSocket {
 
     /// The address that the socket is bound to.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let mut address = RawAddress::default();
-        let mut length = RawAddress::MAX_LEN;
-        // SAFETY: `address` has a capacity of `length` bytes, and both outlive the call.
-        check(unsafe {
-            libc::getsockname(self.fd.as_raw_fd(), address.pointer_mut().cast(), &raw mut length)
-        })?;
-        address.parse(length).ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+        let address = SocketAddr::try_from(rustix::net::getsockname(&self.fd)?)?;
+        let ip = address.ip().to_canonical();
+        Ok(if ip.is_ipv4() { SocketAddr::new(ip, address.port()) } else { address })
     }
 }
 
@@ -200,16 +196,9 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 fn new_socket(family: Family) -> io::Result<OwnedFd> {
-    let domain = match family {
-        Family::V4 => libc::AF_INET,
-        Family::V6 => libc::AF_INET6,
-    };
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: takes no pointer; the result is checked before use.
-    let fd = unsafe { libc::socket(domain, kind, 0) };
-    check(fd)?;
-    // SAFETY: a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let domain = if family == Family::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(domain, SocketType::DGRAM, flags, None)?)
 }
 
 fn configure(fd: &OwnedFd, family: Family, options: &UdpOptions) -> io::Result<()> {
@@ -245,10 +234,4 @@ fn configure(fd: &OwnedFd, family: Family, options: &UdpOptions) -> io::Result<(
     let _ = set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     set_int(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
     Ok(())
-}
-
-/// Sets a buffer size, with CAP_NET_ADMIN beyond the system's limit (`force`), else up to it (`plain`).
-fn set_buffer(fd: &OwnedFd, force: libc::c_int, plain: libc::c_int, bytes: usize) -> io::Result<()> {
-    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    set_int(fd, libc::SOL_SOCKET, force, bytes).or_else(|_| set_int(fd, libc::SOL_SOCKET, plain, bytes))
 }

@@ -117,7 +117,7 @@ impl SendFailure {
 /// The state for sending on a socket: its address family, its DSCP, and whether its device supports trains.
 #[derive(Debug)]
 pub(super) struct Sender {
-    family: Family,
+    pub(super) family: Family,
     dscp: u8,
     supports_trains: AtomicBool,
 }
@@ -125,11 +125,6 @@ pub(super) struct Sender {
 impl Sender {
     pub(super) fn new(family: Family, dscp: u8) -> Self {
         Self { family, dscp, supports_trains: AtomicBool::new(true) }
-    }
-
-    /// The address family of the socket.
-    pub(super) fn family(&self) -> Family {
-        self.family
     }
 
     /// Whether trains are sent in one call.
