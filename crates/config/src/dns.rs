@@ -77,17 +77,14 @@ pub(super) fn local_domains(given: Vec<Domain>, dns: &[DnsOption]) -> Result<Vec
 
 /// The setting that results from all values of a server's option `dns`.
 pub(super) fn server_dns(given: Vec<ServerDnsOption>) -> Result<ServerDns> {
-    let servers: Vec<IpAddr> = given
-        .iter()
-        .filter_map(|word| match word {
-            ServerDnsOption::Server(server) => Some(server.0),
-            ServerDnsOption::Off => None,
-        })
-        .collect();
-    match &given[..] {
-        [] => Ok(ServerDns::Own),
-        [ServerDnsOption::Off] => Ok(ServerDns::Off),
-        _ if servers.len() == given.len() => Ok(ServerDns::Servers(addresses(servers)?)),
+    let server = |word: &ServerDnsOption| match word {
+        ServerDnsOption::Server(server) => Some(server.0),
+        ServerDnsOption::Off => None,
+    };
+    match (&given[..], given.iter().map(server).collect()) {
+        ([], _) => Ok(ServerDns::Own),
+        ([ServerDnsOption::Off], _) => Ok(ServerDns::Off),
+        (_, Some(servers)) => Ok(ServerDns::Servers(addresses(servers)?)),
         _ => Err(Error::usage(
             "--dns off cannot be combined with other values",
             "give --dns off alone, or only addresses of resolvers",
@@ -97,17 +94,14 @@ pub(super) fn server_dns(given: Vec<ServerDnsOption>) -> Result<ServerDns> {
 
 /// The setting that results from all values of a client's option `dns`.
 pub(super) fn client_dns(given: Vec<DnsOption>) -> Result<Dns> {
-    let servers: Vec<IpAddr> = given
-        .iter()
-        .filter_map(|word| match word {
-            DnsOption::Server(server) => Some(server.0),
-            DnsOption::Auto | DnsOption::Off => None,
-        })
-        .collect();
-    match &given[..] {
-        [] | [DnsOption::Auto] => Ok(Dns::Suggested),
-        [DnsOption::Off] => Ok(Dns::Untouched),
-        _ if servers.len() == given.len() => Ok(Dns::Servers(addresses(servers)?)),
+    let server = |word: &DnsOption| match word {
+        DnsOption::Server(server) => Some(server.0),
+        DnsOption::Auto | DnsOption::Off => None,
+    };
+    match (&given[..], given.iter().map(server).collect()) {
+        ([] | [DnsOption::Auto], _) => Ok(Dns::Suggested),
+        ([DnsOption::Off], _) => Ok(Dns::Untouched),
+        (_, Some(servers)) => Ok(Dns::Servers(addresses(servers)?)),
         _ => Err(Error::usage(
             "--dns auto and --dns off cannot be combined with other values",
             "give --dns once, or only addresses of resolvers",
