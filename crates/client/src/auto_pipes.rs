@@ -48,7 +48,7 @@ pub(super) type WantedName = (IpAddr, LookupScope);
 /// All links with an automatic number of pipes, or whose operator decides about that, by name.
 pub(super) struct AutoPipes {
     links: BTreeMap<String, AutoPipeLink>,
-    next_update: Instant,
+    pub(super) next_update: Instant,
     events: EventSender,
 }
 
@@ -68,11 +68,6 @@ struct AutoPipeLink {
 impl AutoPipes {
     pub(super) fn new(now: Instant, events: EventSender) -> Self {
         Self { links: BTreeMap::new(), next_update: now, events }
-    }
-
-    /// When [`Self::update`] must be called.
-    pub(super) fn poll_timeout(&self) -> Instant {
-        self.next_update
     }
 
     /// Updates `policies` from what the links carry. Returns whether they changed, and the addresses to look

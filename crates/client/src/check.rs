@@ -11,7 +11,6 @@ use std::{net::SocketAddr, sync::Arc};
 use mpvpn_config::ClientConfig;
 use mpvpn_confine::kernel_check;
 use mpvpn_error::RunError;
-use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_identity::{
     random,
     tls::{self, LastRefusal},
@@ -21,7 +20,6 @@ use mpvpn_links::{
     policies::{LinkMeters, LinkPolicies},
 };
 use mpvpn_os::{poll::Poller, tcp::MptcpState};
-use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, TransportOptions};
 use mpvpn_sockets::{
     bind_options::BindOptions,
@@ -32,11 +30,11 @@ use mpvpn_tcp::{
     connection::TcpTransportConfig,
     probe::{TcpProbe, probe},
 };
-use mpvpn_tunnel::{ClientConfig as TunnelConfig, TunnelMode};
-use mpvpn_types::{Duration, Fec};
+use mpvpn_tunnel::ClientConfig as TunnelConfig;
+use mpvpn_types::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-use super::CONNECT_IP_PATH;
+use super::start::tunnel_config;
 
 /// A link to be measured.
 struct Candidate {
@@ -226,29 +224,6 @@ fn probe_config(
     let headers = if remote.is_ipv4() { IPV4_UDP_HEADER_BYTES } else { IPV6_UDP_HEADER_BYTES };
     let max_udp_payload = max_udp_payload(mtu, headers);
     let options = TransportOptions { max_udp_payload, ..TransportOptions::default() };
-    Ok(TunnelConfig {
-        mode: TunnelMode::RelaysOnly,
-        setup: ClientSetup::new(
-            Arc::new(tls),
-            &options,
-            &random::<32>().map_err(RunError::io("get random numbers"))?,
-        )?,
-        server_name: config.server.host.clone(),
-        authority: config.server.to_string(),
-        path: CONNECT_IP_PATH.to_owned(),
-        token: config.load_token()?.map(|token| token.reveal().to_owned()),
-        class: None,
-        instance: None,
-        additional_addresses: 0,
-        addresses_in_use: Default::default(),
-        scheduler: Scheduler::Auto,
-        fec: Fec::Off,
-        copies: 1,
-        flow_rules: Rules { mode: FlowMode::Stream, rules: Vec::new() },
-        isn_secret: [
-            u64::from_le_bytes(random::<8>().map_err(RunError::io("get random numbers"))?),
-            u64::from_le_bytes(random::<8>().map_err(RunError::io("get random numbers"))?),
-        ],
-        disabled_extensions: &[],
-    })
+    let secret = random::<32>().map_err(RunError::io("get random numbers"))?;
+    tunnel_config(config, ClientSetup::new(Arc::new(tls), &options, &secret)?, config.load_token()?)
 }

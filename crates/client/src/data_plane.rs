@@ -79,7 +79,7 @@ impl DataPlane {
 
     /// Replaces the descriptor for the app's packets.
     pub(super) fn set_descriptor(&mut self, event_loop: &EventLoop, fd: PacketFd) -> Result<(), RunError> {
-        self.devices.as_mut().map_or(Ok(()), |devices| devices.set_descriptor(&event_loop.poller, fd))
+        self.devices.as_mut().map_or(Ok(()), |devices| devices.main.set_descriptor(&event_loop.poller, fd))
     }
 
     /// Attaches this shard's TUN queue, so that the kernel uses it, or detaches it.
@@ -97,7 +97,7 @@ impl DataPlane {
     /// When [`Self::handle_ready`] must be called.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         let all =
-            [self.connections.poll_timeout(now), self.sockets.poll_timeout(), self.transports.poll_timeout()];
+            [self.connections.poll_timeout(now), self.sockets.poll_timeout(), self.transports.next_update];
         all.into_iter().flatten().min()
     }
 
@@ -116,12 +116,13 @@ impl DataPlane {
                 TUN_TOKEN => {
                     packets_ready |= event.readable;
                     if let Some(devices) = self.devices.as_mut().filter(|_| event.writable) {
-                        devices.flush(&event_loop.poller);
+                        devices.main.flush(&event_loop.poller);
                     }
                 }
                 WAKE_TOKEN => {
                     event_loop.wake.drain();
-                    packets_ready |= self.devices.as_ref().is_some_and(Devices::uses_callback);
+                    packets_ready |=
+                        self.devices.as_ref().is_some_and(|devices| devices.main.uses_callback());
                 }
                 MONITOR_TOKEN => self.read_kernel_events(event_loop, now, prepare)?,
                 FIRST_SOCKET_TOKEN.. => {

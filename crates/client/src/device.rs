@@ -30,7 +30,7 @@ pub type Out = Box<dyn FnMut(&[u8]) + Send>;
 
 /// The devices of a shard.
 pub(super) struct Devices {
-    main: Device,
+    pub(super) main: Device,
     pub(super) classes: Vec<ClassQueue>,
     is_attached: bool,
     buffer: Vec<u8>,
@@ -80,21 +80,6 @@ impl Devices {
         queues.try_for_each(|(queue, token)| set_attached(poller, &queue.tun, token, attached))?;
         self.is_attached = attached;
         Ok(())
-    }
-
-    /// Replaces the descriptor for the app's packets.
-    pub(super) fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), RunError> {
-        self.main.set_descriptor(poller, fd)
-    }
-
-    /// Whether an app's packets arrive with a wake-up call.
-    pub(super) fn uses_callback(&self) -> bool {
-        self.main.uses_callback()
-    }
-
-    /// Writes queued packets, after the descriptor became writable.
-    pub(super) fn flush(&mut self, poller: &Poller) {
-        self.main.flush(poller);
     }
 
     /// Reads packets of the main device, at most [`MAX_TUN_READS`]; the poller reports the rest again.
@@ -165,7 +150,7 @@ pub(super) struct AppDevice {
     ranges: Vec<Range<usize>>,
 }
 
-enum AppPackets {
+pub(super) enum AppPackets {
     /// Packets are not connected yet.
     NotConnected,
     Descriptor {
@@ -192,7 +177,7 @@ impl Device {
     }
 
     /// Whether packets arrive with a wake-up call.
-    fn uses_callback(&self) -> bool {
+    pub(super) fn uses_callback(&self) -> bool {
         matches!(self, Self::App(app) if matches!(app.packets, AppPackets::Callback { .. }))
     }
 
@@ -234,7 +219,7 @@ impl Device {
     }
 
     /// Replaces the descriptor for the app's packets.
-    fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), RunError> {
+    pub(super) fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), RunError> {
         let Self::App(app) = self else { return Ok(()) };
         if let AppPackets::Descriptor { fd, .. } = &app.packets {
             // The old descriptor may be closed at its other end.
@@ -253,7 +238,7 @@ impl Device {
     }
 
     /// Writes queued packets, after the descriptor became writable.
-    fn flush(&mut self, poller: &Poller) {
+    pub(super) fn flush(&mut self, poller: &Poller) {
         let Self::App(app) = self else { return };
         let AppPackets::Descriptor { fd, queued, queued_bytes } = &mut app.packets else { return };
         while let Some(packet) = queued.front() {
@@ -273,17 +258,8 @@ impl AppDevice {
         Self::new(AppPackets::descriptor(fd))
     }
 
-    /// A device that drops all packets until it gets a descriptor.
-    pub(super) fn not_connected() -> Box<Self> {
-        Self::new(AppPackets::NotConnected)
-    }
-
-    /// A device that receives from `packets`, with a wake-up call, and calls `out` to send.
-    pub(super) fn callback(packets: Receiver<Vec<u8>>, out: Out) -> Box<Self> {
-        Self::new(AppPackets::Callback { packets, out })
-    }
-
-    fn new(packets: AppPackets) -> Box<Self> {
+    /// A device whose packets are exchanged like this.
+    pub(super) fn new(packets: AppPackets) -> Box<Self> {
         Box::new(Self { packets, joined_packet: Vec::new(), segments: BytesMut::new(), ranges: Vec::new() })
     }
 
@@ -382,7 +358,7 @@ mod tests {
         let got = Arc::new(Mutex::new(Vec::new()));
         let put = got.clone();
         let out = Box::new(move |packet: &[u8]| put.lock().unwrap().push(packet.to_vec()));
-        (Device::App(AppDevice::callback(packets, out)), sender, got)
+        (Device::App(AppDevice::new(AppPackets::Callback { packets, out })), sender, got)
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::Running;
 impl Running {
     /// Watches the ICMP echo requests with this identifier for a while, and reports the latest ones.
     pub(crate) fn echo_paths(&mut self, now: Instant, identifier: u16) -> Result<EchoReport, String> {
-        if !self.kind.has_tun() {
+        if self.kind.machine().is_none() {
             return Err("this client has no TUN device, so that it carries no pings".to_owned());
         }
         let Some(echoes) = self.echo_watch.read(now, identifier) else {

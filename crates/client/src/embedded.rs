@@ -1,14 +1,14 @@
 //! A client inside an app: its own thread, controlled from any other thread.
 //!
 //! In: a configuration, packets of the app, commands. Out: packets for the app, events, the status. Always
-//! holds: nothing on the machine changes, no signal handler is installed, and when [`Handle::stop`] returns,
+//! holds: nothing on the machine changes, no signal handler is installed, and when [`Tunnel::stop`] returns,
 //! the thread and its descriptors are gone.
 
 use std::{
     os::fd::OwnedFd,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel},
     },
     thread::{self, JoinHandle, ThreadId},
@@ -37,7 +37,7 @@ use mpvpn_types::{Duration, Transport, catch_panic};
 pub use super::device::Out;
 use super::{
     ClientKind, ClientParts, Running,
-    device::{AppDevice, Device},
+    device::{AppDevice, AppPackets, Device},
     refusal,
 };
 
@@ -45,17 +45,17 @@ use super::{
 const MAX_QUEUED_PACKETS: usize = 1024;
 /// The largest packet of an app (bytes).
 const MAX_PACKET_BYTES: usize = 65_535;
-/// How long [`Handle::status`] waits. Longer: the caller hangs if the thread is stalled. Chosen.
+/// How long [`Tunnel::status`] waits. Longer: the caller hangs if the thread is stalled. Chosen.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How the app exchanges packets with the tunnel.
 pub enum Packets {
     /// A descriptor with one packet per read and write. It becomes nonblocking.
     Descriptor(OwnedFd),
-    /// [`Handle::push`] for packets of the app, and this function for packets to the app. The tunnel's thread
+    /// [`Tunnel::push`] for packets of the app, and this function for packets to the app. The tunnel's thread
     /// calls it, so it must not block.
     Calls(Out),
-    /// A descriptor that [`Handle::set_descriptor`] provides later, because some systems need the addresses
+    /// A descriptor that [`Tunnel::set_descriptor`] provides later, because some systems need the addresses
     /// first.
     Later,
 }
@@ -145,20 +145,20 @@ impl AppHost {
     }
 }
 
-/// A running client. Dropping it stops it.
-pub struct Handle {
+/// A running tunnel, for any thread. Dropping it stops it.
+pub struct Tunnel {
     commands: Sender<AppCommand>,
     packets: Option<SyncSender<Vec<u8>>>,
     wake: PollWaker,
     id: ThreadId,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// Starts a client, and returns when its thread runs; it connects after that.
 ///
 /// # Errors
 /// If the configuration is not usable, or the system refuses something.
-pub fn start(app: App) -> Result<Handle, RunError> {
+pub fn start(app: App) -> Result<Tunnel, RunError> {
     let (commands, command_receiver) = channel();
     let (sender, packets) = sync_channel(MAX_QUEUED_PACKETS);
     let (ready, started) = sync_channel(1);
@@ -181,7 +181,7 @@ pub fn start(app: App) -> Result<Handle, RunError> {
     match wake {
         Ok(wake) => {
             let packets = uses_callback.then_some(sender);
-            Ok(Handle { commands, packets, wake, id, thread: Mutex::new(Some(thread)) })
+            Ok(Tunnel { commands, packets, wake, id, thread: Some(thread) })
         }
         Err(error) => {
             // A panic was logged when it happened.
@@ -236,8 +236,8 @@ fn set_up(
     let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], refusal_slot)?;
     let device = match app.packets {
         Packets::Descriptor(fd) => AppDevice::descriptor(PacketFd::new(fd)?),
-        Packets::Calls(out) => AppDevice::callback(packets, out),
-        Packets::Later => AppDevice::not_connected(),
+        Packets::Calls(out) => AppDevice::new(AppPackets::Callback { packets, out }),
+        Packets::Later => AppDevice::new(AppPackets::NotConnected),
     };
     let slow = start_slow_thread(&config, app.options.api_socket.as_ref(), app.resolve, &event_loop)?;
     let socket_options =
@@ -300,9 +300,10 @@ impl Running {
     }
 }
 
-impl Handle {
-    /// Sends one packet of the app, from any thread, without blocking. Returns false if packets go through a
-    /// descriptor, too many wait, the packet is too large, or the client has ended.
+impl Tunnel {
+    /// Sends one packet of the app into the tunnel, from any thread, without blocking. Returns `false` if the
+    /// queue is full (1024 packets), the packet is too large, the tunnel has ended, or packets come by a
+    /// descriptor. Without a connection, packets are accepted and lost.
     pub fn push(&self, packet: &[u8]) -> bool {
         let Some(packets) = self.packets.as_ref().filter(|_| packet.len() <= MAX_PACKET_BYTES) else {
             return false;
@@ -312,27 +313,29 @@ impl Handle {
         taken
     }
 
-    /// Rescans the links, because links or their addresses may have changed. Only needed where netlink is not
-    /// available; an app that provides the links calls [`Self::set_links`] instead.
+    /// Reads the links and their addresses from the kernel again. Linux reports changes by itself, so this is
+    /// for systems that do not. An app that provides the links calls [`Self::set_links`] instead.
     pub fn network_changed(&self) {
         self.command(AppCommand::Rescan);
     }
 
-    /// Sets the links, and replaces the kernel as their source if necessary.
+    /// Replaces the list of links, and the kernel as their source if necessary. A link that stays with the
+    /// same address keeps its socket.
     pub fn set_links(&self, links: Vec<GivenLink>) {
         self.command(AppCommand::Links(links));
     }
 
-    /// Exchanges packets through this descriptor from now on. It becomes nonblocking.
+    /// Uses this descriptor for packets from now on, in both directions; see [`Packets::Descriptor`]. A
+    /// previous descriptor is closed.
     ///
     /// # Errors
     /// If it cannot carry packets.
-    pub fn set_descriptor(&self, fd: OwnedFd) -> Result<(), RunError> {
-        self.command(AppCommand::Descriptor(PacketFd::new(fd)?));
+    pub fn set_descriptor(&self, packets: OwnedFd) -> Result<(), RunError> {
+        self.command(AppCommand::Descriptor(PacketFd::new(packets)?));
         Ok(())
     }
 
-    /// The status; `None` if the client has ended, or in a call from its own thread.
+    /// The status, as of `mpvpn status`; `None` if the tunnel has ended, or in a callback of its own thread.
     pub fn status(&self) -> Option<Status> {
         if thread::current().id() == self.id {
             return None;
@@ -342,24 +345,20 @@ impl Handle {
         answer.recv_timeout(STATUS_TIMEOUT).ok()
     }
 
-    /// Whether the client has not ended by itself.
+    /// The same in JSON, as of `mpvpn status --json`.
+    pub fn status_json(&self) -> Option<String> {
+        serde_json::to_string(&self.status()?).ok()
+    }
+
+    /// Whether the tunnel has not ended by itself.
     pub fn is_running(&self) -> bool {
-        self.thread().as_ref().is_some_and(|thread| !thread.is_finished())
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Closes the connections and waits until the thread has ended. A call from the tunnel's thread does not
-    /// wait; the thread ends after it returns. Later calls do nothing.
-    pub fn stop(&self) {
-        self.command(AppCommand::Stop);
-        let Some(thread) = self.thread().take() else { return };
-        if thread::current().id() != self.id {
-            // A panic was reported as an event.
-            let _ = thread.join();
-        }
-    }
-
-    fn thread(&self) -> std::sync::MutexGuard<'_, Option<JoinHandle<()>>> {
-        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Closes the connection and waits until the tunnel's threads have ended: no callback is called after
+    /// this. Called from a callback, it returns at once, and the tunnel ends after that callback.
+    pub fn stop(self) {
+        drop(self);
     }
 
     fn command(&self, command: AppCommand) {
@@ -369,8 +368,13 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for Tunnel {
     fn drop(&mut self) {
-        self.stop();
+        self.command(AppCommand::Stop);
+        let Some(thread) = self.thread.take() else { return };
+        if thread::current().id() != self.id {
+            // A panic was reported as an event.
+            let _ = thread.join();
+        }
     }
 }

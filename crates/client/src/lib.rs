@@ -61,10 +61,11 @@ use mpvpn_threads::{
 };
 use mpvpn_tunnel::ClientError;
 
+use kill_switch::ClientKillSwitch;
 use kind::ClientKind;
 use machine::Machine;
 pub(crate) use running::Running;
-use start::{CONNECT_IP_PATH, ClientParts};
+use start::ClientParts;
 
 /// Keeps a tunnel up until a signal ends the process. A reload reads the configuration from `origin` again.
 ///
@@ -86,40 +87,28 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let token = config.load_token()?;
     confine::client(&config, origin.file())?;
     let mut resolve = None;
-    let mut parts = match is_proxy {
+    let (kind, queues, socket_options) = match is_proxy {
         true => {
-            let kind =
-                ClientKind::Proxy(Box::new(proxy_streams::listen(&config.proxies, &event_loop.poller)?));
-            ClientParts {
-                kind,
-                queues: Vec::new(),
-                socket_options: LinkSocketOptions::default(),
-                state_dir,
-                token,
-            }
+            let proxy = proxy_streams::listen(&config.proxies, &event_loop.poller)?;
+            (ClientKind::Proxy(Box::new(proxy)), Vec::new(), LinkSocketOptions::default())
         }
         false => {
             let (machine, queues) = Machine::open(&config)?;
-            resolve = machine.server_name_resolver();
+            resolve = machine.kill_switch.as_ref().map(ClientKillSwitch::server_name_resolver);
             let tuns = machine.tuns().map(str::to_owned).collect();
             let socket_options =
                 LinkSocketOptions { tuns, mark: Some(machine.mark), ..LinkSocketOptions::default() };
-            ClientParts {
-                kind: ClientKind::Machine(Box::new(machine)),
-                queues,
-                socket_options,
-                state_dir,
-                token,
-            }
+            (ClientKind::Machine(Box::new(machine)), queues, socket_options)
         }
     };
+    let mut parts = ClientParts { kind, queues, socket_options, state_dir, token };
     let slow = SlowThread::start(
         Services { api: Some(api), metrics, dashboard, ..Services::default() },
         resolve,
         event_loop.wake.clone(),
     )?;
     if let ClientKind::Machine(machine) = &mut parts.kind {
-        machine.set_runtime(slow.runtime());
+        machine.runtime = slow.runtime().cloned();
     }
     service_manager.watch("slow", || slow.show_activity());
     let mut running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;

@@ -45,7 +45,7 @@ impl LinkUse {
 
     /// When [`Self::update`] must be called, if the loop runs then.
     pub(super) fn next_update(&self) -> Instant {
-        self.quotas.poll_timeout().min(self.pipes.poll_timeout())
+        self.quotas.next_update.min(self.pipes.next_update)
     }
 
     /// Updates quotas and pipes that are due. `tunnel_resolves`: whether names can be asked for inside the
@@ -62,10 +62,10 @@ impl LinkUse {
         let before = self.carried;
         self.carried = links.uplinks().map(|(_, link)| link.meter.ip_bytes()).sum();
         self.is_at_rest = self.carried == before;
-        if now >= self.quotas.poll_timeout() {
+        if now >= self.quotas.next_update {
             has_changed |= self.update_quotas(now, &mut policies, links);
         }
-        if now >= self.pipes.poll_timeout() {
+        if now >= self.pipes.next_update {
             let (changed, wanted) = self.pipes.update(now, &mut policies, links, tunnel_resolves, paths);
             has_changed |= changed;
             wanted_names = wanted;

@@ -11,7 +11,6 @@ use ipnet::IpNet;
 use mpvpn_config::{ClientConfig, Dns, Routes, SteeringRule};
 use mpvpn_error::RunError;
 use mpvpn_masque::capsule::IpRange;
-use mpvpn_names::lookup::Resolve;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
     dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
@@ -24,7 +23,7 @@ use mpvpn_os::{
     undo::{self, CLASS_MARKS, INSTANCE_NUMBERS},
 };
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
-use mpvpn_status::{KillSwitchState, events::EventSender};
+use mpvpn_status::KillSwitchState;
 use mpvpn_tunnel::{AddressesInUse, Assignment};
 use tokio::runtime::Handle;
 
@@ -68,9 +67,9 @@ pub(super) struct Machine {
     /// Why names of the local network fail, and what to do about it.
     pub(super) local_names_fail: Option<String>,
     /// For tasks that answer programs of this machine.
-    runtime: Option<Handle>,
+    pub(super) runtime: Option<Handle>,
     /// `None` where it is off.
-    kill_switch: Option<ClientKillSwitch>,
+    pub(super) kill_switch: Option<ClientKillSwitch>,
     undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
     /// The addresses of other interfaces.
@@ -181,38 +180,9 @@ impl Machine {
         Ok((machine, devices))
     }
 
-    /// Sets the runtime for tasks that answer programs of this machine.
-    pub(super) fn set_runtime(&mut self, runtime: Option<&Handle>) {
-        self.runtime = runtime.cloned();
-    }
-
     /// The names of all TUN devices.
     pub(super) fn tuns(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str)
-    }
-
-    /// How the server's name is to be resolved; `None` where the system does it.
-    pub(super) fn server_name_resolver(&self) -> Option<Resolve> {
-        self.kill_switch.as_ref().map(ClientKillSwitch::server_name_resolver)
-    }
-
-    /// How the proxy's name is to be resolved; `None` where the system does it.
-    pub(super) fn proxy_resolver(&self, port: u16) -> Option<Resolve> {
-        self.kill_switch.as_ref().map(|kill_switch| kill_switch.proxy_resolver(port))
-    }
-
-    /// Where events of the kill switch are reported.
-    pub(super) fn set_events(&self, events: EventSender) {
-        if let Some(kill_switch) = &self.kill_switch {
-            kill_switch.set_events(events);
-        }
-    }
-
-    /// The tunnel works, or does not any more.
-    pub(super) fn set_up(&self, is_up: bool) {
-        if let Some(kill_switch) = &self.kill_switch {
-            kill_switch.set_up(is_up);
-        }
     }
 
     /// The server has these addresses now.

@@ -99,7 +99,7 @@ impl Running {
         now: Instant,
         request: MeasureRequest,
     ) -> Result<MeasureState, String> {
-        if !self.kind.has_tun() {
+        if self.kind.machine().is_none() {
             return Err("this client has no TUN device: mpvpn proxy cannot measure".to_owned());
         }
         let names: Vec<&str> =

@@ -28,7 +28,7 @@ pub(super) struct Quotas {
     events: EventSender,
     /// The meter readings that are already in `used`.
     counted: BTreeMap<String, u64>,
-    next_update: Instant,
+    pub(super) next_update: Instant,
     last_save: Instant,
     dirty: bool,
     save_failed: bool,
@@ -58,11 +58,6 @@ impl Quotas {
             dirty: false,
             save_failed: false,
         })
-    }
-
-    /// When [`Self::update`] must be called.
-    pub(super) fn poll_timeout(&self) -> Instant {
-        self.next_update
     }
 
     /// Counts, and sets in `policies` which quotas are exhausted. Returns whether that changed. `names` are

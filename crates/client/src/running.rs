@@ -311,7 +311,8 @@ impl Running {
         }
         let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;
         let home = connections.default_client_mut();
-        let resolvers = self.kind.tunnel_resolvers(&self.config);
+        let resolvers =
+            self.kind.machine().map_or(Vec::new(), |machine| machine.tunnel_resolvers(&self.config));
         let update = self
             .link_use
             .update(now, policies, &sockets.links, !resolvers.is_empty(), || home.report(now).paths);
@@ -354,9 +355,10 @@ impl Running {
         }
         status.notes.extend(self.config.note());
         status.confinement = confine::status();
-        status.kill_switch = self.kind.kill_switch_state(self.session.is_up());
-        status.notes.extend(self.kind.dns_leak());
-        status.notes.extend(self.kind.local_names_fail());
+        status.kill_switch =
+            self.kind.machine().map(|machine| machine.kill_switch_state(self.session.is_up()));
+        status.notes.extend(self.kind.machine().and_then(|machine| machine.dns_leak.clone()));
+        status.notes.extend(self.kind.machine().and_then(|machine| machine.local_names_fail.clone()));
         status
             .notes
             .extend(status::sharing_note(self.data_plane.connections.default_client().secret_sharing()));
@@ -416,7 +418,7 @@ impl Running {
                 }
                 ClientEvent::Up(assignment) => {
                     self.report_connected(&assignment);
-                    self.kind.connected();
+                    self.kind.set_up(true);
                     self.session.set_up(true);
                     self.attach(event_loop)?;
                     self.assign(assignment);

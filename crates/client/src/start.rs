@@ -4,13 +4,14 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, LaneRule};
 use mpvpn_error::RunError;
-use mpvpn_flow::rules::{Rule, Rules};
+use mpvpn_flow::rules::{FlowMode, Rule, Rules};
 use mpvpn_identity::{random, token::Token};
 use mpvpn_input::role::Role;
 use mpvpn_links::{
     LinkSocketOptions, Links,
     policies::{LinkMeters, LinkPolicies},
 };
+use mpvpn_path::Scheduler;
 use mpvpn_qlog::Qlog;
 use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_status::events::EventSender;
@@ -38,7 +39,7 @@ use super::{
 };
 
 /// The path of CONNECT-IP requests (RFC 9484 §3, both variables `*`).
-pub(super) const CONNECT_IP_PATH: &str = "/.well-known/masque/ip/*/*/";
+const CONNECT_IP_PATH: &str = "/.well-known/masque/ip/*/*/";
 /// The largest UDP payload inside TCP (bytes). Larger: fewer TLS records and headers, but the packet behind
 /// waits longer: 5 ms at 10 Mbit/s for this value.
 const MAX_UDP_PAYLOAD_IN_TCP: u16 = 6144;
@@ -168,38 +169,31 @@ impl Running {
         let tcp = slow
             .runtime()
             .map(|runtime| {
-                let proxy_resolver = config.via.as_ref().and_then(|via| kind.proxy_resolver(via.proxy.port));
+                let proxy_resolver = config
+                    .via
+                    .as_ref()
+                    .and_then(|via| Some(kind.kill_switch()?.proxy_resolver(via.proxy.port)));
                 TcpTransportConfig::new(&config, token.as_ref(), runtime.clone(), proxy_resolver)
                     .map(Arc::new)
             })
             .transpose()?;
-        kind.set_events(events.clone());
+        if let Some(kill_switch) = kind.kill_switch() {
+            kill_switch.set_events(events.clone());
+        }
         let parts = ShardParts {
             socket_options,
             connection_factory: ConnectionFactory {
                 tunnel: TunnelConfig {
                     mode: if devices.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
-                    setup: setups.of(config.cc).clone(),
-                    server_name: config.server.host.clone(),
-                    authority: config.server.to_string(),
-                    path: CONNECT_IP_PATH.to_owned(),
-                    token: token.map(|token| token.reveal().to_owned()),
-                    class: None,
                     instance: Some(random().map_err(RunError::io("get random numbers"))?),
                     additional_addresses: config.class_tuns().count(),
                     addresses_in_use: kind.addresses_in_use(),
                     scheduler: config.scheduler,
-                    fec: Fec::Off,
-                    copies: 1,
                     flow_rules: Rules {
                         mode: flow_mode(config.lane, shards),
                         rules: config.lane_rules.iter().map(lane_rule).collect(),
                     },
-                    isn_secret: [
-                        u64::from_le_bytes(random::<8>().map_err(RunError::io("get random numbers"))?),
-                        u64::from_le_bytes(random::<8>().map_err(RunError::io("get random numbers"))?),
-                    ],
-                    disabled_extensions: &[],
+                    ..tunnel_config(&config, setups.of(config.cc).clone(), token)?
                 },
                 setups,
                 shards,
@@ -235,6 +229,34 @@ impl Running {
             origin,
         })
     }
+}
+
+/// Returns the configuration of a connection to the server that carries relays alone.
+pub(super) fn tunnel_config(
+    config: &ClientConfig,
+    setup: ClientSetup,
+    token: Option<Token>,
+) -> Result<TunnelConfig, RunError> {
+    let random_u64 =
+        || Ok::<_, RunError>(u64::from_le_bytes(random().map_err(RunError::io("get random numbers"))?));
+    Ok(TunnelConfig {
+        mode: TunnelMode::RelaysOnly,
+        setup,
+        server_name: config.server.host.clone(),
+        authority: config.server.to_string(),
+        path: CONNECT_IP_PATH.to_owned(),
+        token: token.map(|token| token.reveal().to_owned()),
+        class: None,
+        instance: None,
+        additional_addresses: 0,
+        addresses_in_use: Default::default(),
+        scheduler: Scheduler::Auto,
+        fec: Fec::Off,
+        copies: 1,
+        flow_rules: Rules { mode: FlowMode::Stream, rules: Vec::new() },
+        isn_secret: [random_u64()?, random_u64()?],
+        disabled_extensions: &[],
+    })
 }
 
 fn lane_rule(rule: &LaneRule) -> Rule {

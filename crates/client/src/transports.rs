@@ -42,7 +42,7 @@ pub(crate) struct LinkTransports {
     events: EventSender,
     /// When the last update was, and when the next one is due.
     last_update: Instant,
-    next_update: Option<Instant>,
+    pub(super) next_update: Option<Instant>,
     /// Numbers the connection attempts.
     attempts: u64,
 }
@@ -191,11 +191,6 @@ impl LinkTransports {
             transport.judge.on_network_changed(now);
             self.next_update = Some(now);
         }
-    }
-
-    /// When [`Self::update`] must be called.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.next_update
     }
 
     /// Updates all links that are due; returns the changes. Called in every iteration.

@@ -1,4 +1,4 @@
-//! The Rust API of a tunnel inside an app: a builder, and the handle of the running tunnel.
+//! The Rust API of a tunnel inside an app: a builder of the running tunnel.
 
 use std::{
     net::IpAddr,
@@ -6,11 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use mpvpn_client::embedded::{App, Handle, Packets, start};
+pub use mpvpn_client::embedded::Tunnel;
+use mpvpn_client::embedded::{App, Packets, start};
 use mpvpn_config::ClientOptions;
 use mpvpn_names::lookup::Resolve;
 use mpvpn_sockets::bind_options::Protect;
-use mpvpn_status::Status;
 
 use crate::{Error, Event, Level, Link, log};
 
@@ -120,60 +120,7 @@ impl Builder {
         events: Box<dyn FnMut(Event) + Send>,
     ) -> Result<Tunnel, Error> {
         let Self { options, protect, resolve, links, log } = self;
-        start(App { options, packets, events, protect, resolve, links, log }).map(Tunnel)
-    }
-}
-
-/// A running tunnel, for any thread. Dropping it stops it.
-pub struct Tunnel(Handle);
-
-impl Tunnel {
-    /// Sends one packet of the app into the tunnel, without blocking. Returns `false` if the queue is full
-    /// (1024 packets), the tunnel has ended, or packets come by a descriptor. Without a connection,
-    /// packets are accepted and lost.
-    pub fn push(&self, packet: &[u8]) -> bool {
-        self.0.push(packet)
-    }
-
-    /// Uses this descriptor for packets from now on, in both directions; see
-    /// [`Builder::start_with_descriptor`]. A previous descriptor is closed.
-    ///
-    /// # Errors
-    /// If it cannot carry packets.
-    pub fn set_descriptor(&self, packets: OwnedFd) -> Result<(), Error> {
-        self.0.set_descriptor(packets)
-    }
-
-    /// Reads the links and their addresses from the kernel again. Linux reports changes by itself, so this is
-    /// for systems that do not.
-    pub fn network_changed(&self) {
-        self.0.network_changed();
-    }
-
-    /// Replaces the list of links. A link that stays with the same address keeps its socket.
-    pub fn set_links(&self, links: Vec<Link>) {
-        self.0.set_links(links);
-    }
-
-    /// The status, as of `mpvpn status`; `None` if the tunnel has ended, or in a callback of its own thread.
-    pub fn status(&self) -> Option<Status> {
-        self.0.status()
-    }
-
-    /// The same in JSON, as of `mpvpn status --json`.
-    pub fn status_json(&self) -> Option<String> {
-        serde_json::to_string(&self.status()?).ok()
-    }
-
-    /// Whether the tunnel has not ended by itself.
-    pub fn is_running(&self) -> bool {
-        self.0.is_running()
-    }
-
-    /// Closes the connection and waits until the tunnel's threads have ended: no callback is called after
-    /// this. Called from a callback, it returns at once, and the tunnel ends after that callback.
-    pub fn stop(self) {
-        self.0.stop();
+        start(App { options, packets, events, protect, resolve, links, log })
     }
 }
 
