@@ -120,8 +120,10 @@ pub struct Egress<Id> {
     timers: BTreeSet<(Instant, usize)>,
     /// The generation of the newest relay; it tells stale tokens from valid ones.
     generation: u32,
-    open_connections: usize,
-    open_udp_flows: usize,
+    /// The number of established TCP connections.
+    pub open_connections: usize,
+    /// The number of UDP flows.
+    pub open_udp_flows: usize,
     buffers: SpliceBuffers,
     batch: RecvBatch,
 }
@@ -176,16 +178,6 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     /// Changes the rules of where clients may connect, for requests from now on.
     pub fn set_access(&mut self, access: Arc<Access>) {
         self.access = access;
-    }
-
-    /// The number of established TCP connections.
-    pub fn open_connections(&self) -> usize {
-        self.open_connections
-    }
-
-    /// The number of UDP flows.
-    pub fn open_udp_flows(&self) -> usize {
-        self.open_udp_flows
     }
 
     /// The clients' connections and flows, established or not.

@@ -242,16 +242,13 @@ impl World {
         self.connect(id, &listener.local_addr().unwrap().to_string());
         let (peer, _) = listener.accept().unwrap();
         self.until("a connection", |world| world.relays.stream(id).is_open);
-        assert_eq!(self.egress.open_connections(), 1);
+        assert_eq!(self.egress.open_connections, 1);
         peer
     }
 
     #[track_caller]
     fn is_empty(&mut self) {
-        assert_eq!(
-            (self.egress.table.len(), self.egress.open_connections(), self.budget.in_use()),
-            (0, 0, 0)
-        );
+        assert_eq!((self.egress.table.len(), self.egress.open_connections, self.budget.in_use()), (0, 0, 0));
         assert!(self.egress.slots.is_empty() && self.egress.timers.is_empty());
     }
 }
@@ -296,7 +293,7 @@ fn megabytes_go_both_ways_unchanged() {
         if world.relays.stream(1).window < MB / 2 {
             world.add_window(1, MB / 3);
         }
-        world.relays.stream(1).is_ended && world.egress.open_connections() == 0
+        world.relays.stream(1).is_ended && world.egress.open_connections == 0
     });
     writer.join().unwrap();
     assert!(reader.join().unwrap() == there, "the destination got something else");
@@ -314,7 +311,7 @@ fn each_half_ends_by_itself() {
     world.finish(1);
     let mut got = String::new();
     peer.read_to_string(&mut got).unwrap();
-    assert_eq!((got.as_str(), world.egress.open_connections()), ("question", 1));
+    assert_eq!((got.as_str(), world.egress.open_connections), ("question", 1));
     peer.write_all(b"answer").unwrap();
     world.add_window(1, 100);
     world.until("the answer", |world| world.relays.stream(1).got == b"answer");
@@ -617,7 +614,7 @@ fn a_name_of_the_hosts_file_leads_to_the_address_that_listens() {
         world.connect(id, &format!("localhost:{port}"));
     }
     world.until("connections", |world| [1, 2, 3].into_iter().all(|id| world.relays.stream(id).is_open));
-    assert_eq!(world.egress.open_connections(), 3);
+    assert_eq!(world.egress.open_connections, 3);
     // Now the name is cached.
     world.connect(4, &format!("localhost:{port}"));
     assert!(matches!(world.egress.table[world.egress.slots[&4]].stage, Stage::Connecting(..)));
@@ -739,7 +736,7 @@ fn tokens_of_the_past_are_ignored() {
         let event = Event { token, readable: true, writable: true, closed: true };
         world.egress.on_socket_ready(Instant::now(), &world.poller, &mut world.relays, event);
     }
-    assert_eq!(world.egress.open_connections(), 1);
+    assert_eq!(world.egress.open_connections, 1);
     assert!(!world.relays.stream(2).is_aborted);
 }
 
@@ -783,11 +780,11 @@ fn payloads_go_to_the_target_and_only_its_own_come_back() {
         "other payloads, or another order"
     );
     assert_eq!(
-        (world.egress.open_udp_flows(), world.egress.open_connections(), world.budget.in_use()),
+        (world.egress.open_udp_flows, world.egress.open_connections, world.budget.in_use()),
         (1, 0, 1)
     );
     world.egress.on_client_gone(1);
-    assert_eq!(world.egress.open_udp_flows(), 0);
+    assert_eq!(world.egress.open_udp_flows, 0);
     world.is_empty();
 }
 

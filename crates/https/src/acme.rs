@@ -292,10 +292,7 @@ impl Shown {
     async fn serve(&self) {
         let serve = |listener| Box::pin(serve_http_challenges(listener, self.pages.clone()));
         let mut all: Vec<_> = self.listeners.iter().map(serve).collect();
-        match all.is_empty() {
-            true => std::future::pending().await,
-            false => first_ready(&mut all).await,
-        }
+        if all.is_empty() { std::future::pending().await } else { first_ready(&mut all).await }
     }
 }
 

@@ -109,10 +109,7 @@ fn client_config_by(
 pub fn publicly_trusted_names(chain: &[CertificateDer<'static>]) -> Vec<String> {
     let Some(leaf) = chain.first() else { return Vec::new() };
     let names = dns_names(leaf).into_iter().map(|name| name.to_ascii_lowercase());
-    match verify::is_publicly_trusted(chain, &provider()) {
-        true => names.collect(),
-        false => Vec::new(),
-    }
+    if verify::is_publicly_trusted(chain, &provider()) { names.collect() } else { Vec::new() }
 }
 
 #[cfg(test)]

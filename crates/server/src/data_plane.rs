@@ -321,8 +321,8 @@ impl DataPlane {
     fn report_of(&self, sessions: Vec<SessionReport>) -> ShardReport {
         ShardReport {
             sessions,
-            tcp_connections: self.egress.open_connections(),
-            udp_flows: self.egress.open_udp_flows(),
+            tcp_connections: self.egress.open_connections,
+            udp_flows: self.egress.open_udp_flows,
             lost_packets: self.handover.lost_packets,
             departed: self.departed.clone(),
             departed_users: self.departed_users.clone(),

@@ -58,6 +58,7 @@ use mpvpn_sockets::{
     payload::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
 };
 use mpvpn_status::{
+    Class, Status,
     events::{Event, EventSender},
     reload_report::LockoutPolicy,
 };
@@ -68,7 +69,9 @@ use mpvpn_threads::{
     slow_thread::{Message, OwnServices, Services, SlowThread},
     watched_files::WatchedFiles,
 };
-use mpvpn_tunnel::{CertificateId, Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
+use mpvpn_tunnel::{
+    CertificateId, Registry, Server, ServerConfig as TunnelConfig, SessionReport, TunnelMode,
+};
 use mpvpn_users::{
     backup::RunningLock,
     client_certificates,
@@ -77,7 +80,7 @@ use mpvpn_users::{
 use tokio::sync::watch;
 
 use crate::overview::overview;
-use data_plane::{DataPlane, FirstShard, ServerMessage};
+use data_plane::{DataPlane, FirstShard, ServerMessage, ShardReport};
 use events::Refusals;
 use handover::handovers;
 use leases::LeaseKeeper;
@@ -149,7 +152,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let users = UserProfiles::new(&config.access);
     let has_rules_of_users = Arc::new(AtomicBool::new(config.service.has_tun() && users.differ()));
     let limits = Shared::from(config.limits.clone());
-    let machine = undo.map(|undo| Machine::up(&config, users.profiles(), undo, shards)).transpose()?;
+    let machine = undo.map(|undo| Machine::up(&config, &users.profiles, undo, shards)).transpose()?;
     let (mut machine, queues) =
         machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
     // A broken random generator must be an error at the start.
@@ -585,28 +588,30 @@ impl Running {
             (&self.config, &self.data_plane, self.started, &self.loopback_clients);
         let (users, registry) = (self.user_list.as_ref(), &self.registry);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
-        self.shards.answer_overviews(now, |reports| {
-            let lost = reports.iter().map(|report| report.lost_packets).sum();
-            let streams: usize = reports.iter().map(|report| report.tcp_connections).sum();
-            let udp: usize = reports.iter().map(|report| report.udp_flows).sum();
-            let (sessions, departed): (Vec<_>, Vec<_>) =
-                reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
-            let sessions = sessions.into_iter().flatten().collect();
-            let mut overview = overview(config, addresses, sessions, &departed.concat(), now, started);
-            status::add_lost_packets(&mut overview.status, lost);
-            for path in overview.status.clients.iter_mut().flat_map(|client| &mut client.paths) {
+        let take = |reports: &mut [ShardReport]| -> (Vec<SessionReport>, Vec<Class>) {
+            let sessions =
+                reports.iter_mut().flat_map(|report| std::mem::take(&mut report.sessions)).collect();
+            (sessions, reports.iter_mut().flat_map(|report| std::mem::take(&mut report.departed)).collect())
+        };
+        let complete = |status: &mut Status, reports: &[ShardReport]| {
+            status::add_lost_packets(status, reports.iter().map(|report| report.lost_packets).sum());
+            status.flows.stream = reports.iter().map(|report| report.tcp_connections as u64).sum();
+            status.flows.udp = reports.iter().map(|report| report.udp_flows as u64).sum();
+            for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
                 path.remote = loopback_clients.client_address(path.remote);
             }
-            (overview.status.flows.stream, overview.status.flows.udp) = (streams as u64, udp as u64);
-            overview.status.confinement = confine::status();
-            overview.status.notes.extend(status::copies_note(registry.shared_secrets()));
+            status.confinement = confine::status();
+            status.notes.extend(status::copies_note(registry.shared_secrets()));
+        };
+        self.shards.answer_overviews(now, |mut reports| {
+            let (sessions, departed) = take(&mut reports);
+            let mut overview = overview(config, addresses, sessions, &departed, now, started);
+            complete(&mut overview.status, &reports);
             overview
         });
         self.shards.answer(now, |mut reports| {
             let listen: Vec<_> = data_plane.sockets.addresses().collect();
-            let lost = reports.iter().map(|report| report.lost_packets).sum();
-            let streams: usize = reports.iter().map(|report| report.tcp_connections).sum();
-            let udp: usize = reports.iter().map(|report| report.udp_flows).sum();
+            let (sessions, departed) = take(&mut reports);
             let counters: Vec<_> = reports.iter().map(|report| report.counters.clone()).collect();
             let mut departed_users = BTreeMap::new();
             for (user, bytes) in
@@ -614,20 +619,11 @@ impl Running {
             {
                 status::add_traffic(&mut departed_users, user, bytes);
             }
-            let (sessions, departed): (Vec<_>, Vec<_>) =
-                reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
-            let (sessions, departed) = (sessions.concat(), departed.concat());
             let mut status =
                 status::server_status(config, addresses, &listen, &sessions, &departed, now, started);
-            status::add_lost_packets(&mut status, lost);
-            status.confinement = confine::status();
-            status.notes.extend(status::copies_note(registry.shared_secrets()));
+            complete(&mut status, &reports);
             status::add_server_counters(&mut status, &counters);
             status.users = users.map(|users| users.status(&sessions, &departed_users)).unwrap_or_default();
-            for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
-                path.remote = loopback_clients.client_address(path.remote);
-            }
-            (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
             status
         });
     }

@@ -34,7 +34,7 @@ const WAKE_TOKEN: u64 = 1;
 #[derive(Debug)]
 pub(super) struct UserProfiles {
     /// The first one is that of users whom no rule names.
-    profiles: Vec<Profile>,
+    pub(super) profiles: Vec<Profile>,
     by_user: BTreeMap<String, usize>,
 }
 
@@ -61,10 +61,6 @@ impl UserProfiles {
             profiles[number] = profile;
         }
         Self { profiles, by_user }
-    }
-
-    pub(super) fn profiles(&self) -> &[Profile] {
-        &self.profiles
     }
 
     /// Whether the rules differ between users.
@@ -220,7 +216,7 @@ impl Worker {
             addresses.iter().map(|address| (address, profile)).collect::<Vec<_>>()
         };
         let sessions: Vec<_> = sessions.iter().flat_map(of_session).collect();
-        let replaced = self.profiles.replace_rules(is_isolated, users.profiles().to_vec(), sessions);
+        let replaced = self.profiles.replace_rules(is_isolated, users.profiles.to_vec(), sessions);
         if replaced.is_ok() {
             self.users = users;
         }
@@ -269,16 +265,16 @@ mod tests {
         let profiles = UserProfiles::new(&rules);
         assert!(profiles.differ());
         let allowed = |user: &str| {
-            let profile = &profiles.profiles()[profiles.of(user)];
+            let profile = &profiles.profiles[profiles.of(user)];
             profile.iter().map(|rule| rule.allow).collect::<Vec<_>>()
         };
         assert_eq!(profiles.of("anna"), profiles.of("bob"));
-        assert_eq!((profiles.of("zoe"), profiles.profiles().len()), (0, 3));
+        assert_eq!((profiles.of("zoe"), profiles.profiles.len()), (0, 3));
         assert_eq!((allowed("anna"), allowed("eve")), (vec![true, false], vec![true, false]));
         assert_ne!(profiles.of("anna"), profiles.of("eve"));
         assert_eq!(allowed("zoe"), [false]);
         assert!(!UserProfiles::new(&rules[2..]).differ(), "one profile for all");
-        assert_eq!(UserProfiles::new(&[]).profiles(), [Profile::new()]);
+        assert_eq!(UserProfiles::new(&[]).profiles, [Profile::new()]);
     }
 
     #[test]

@@ -413,10 +413,7 @@ fn unreadable(path: &Path, source: std::io::Error) -> Error {
 /// Where clients of a server with this configuration may connect to. `tunnel`: its addresses in the tunnel.
 pub(super) fn access(config: &ServerConfig, tunnel: Vec<ipnet::IpNet>) -> Access {
     let access = Access::new(config.access.clone(), tunnel).with_isolation(config.isolate);
-    match config.service.has_tun() {
-        true => access.with_routes(config.routes.clone()),
-        false => access,
-    }
+    if config.service.has_tun() { access.with_routes(config.routes.clone()) } else { access }
 }
 
 /// The setting needs a restart if it names a file that this process may not read, as a process that starts

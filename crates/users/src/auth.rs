@@ -85,10 +85,7 @@ impl Authenticator {
         };
         let token = token.map_err(|ParseTokenError| Denied::Malformed)?;
         let holder = users.now().user_with(&token, SystemTime::now())?;
-        match name.is_none_or(|name| name == holder.name) {
-            true => Ok(holder),
-            false => Err(Denied::Unknown),
-        }
+        if name.is_none_or(|name| name == holder.name) { Ok(holder) } else { Err(Denied::Unknown) }
     }
 }
 

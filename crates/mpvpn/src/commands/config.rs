@@ -105,10 +105,7 @@ impl Command for Config {
                         .and_then(|kind| mpvpn_config::values(kind, Some(&file), &[]))?,
                     None => mpvpn_api::fetch_config(&target.socket()?)?,
                 };
-                match json {
-                    true => print(&json_line(serde_json::to_string(&values))?),
-                    false => print(&table(&values)),
-                }
+                if json { print(&json_line(serde_json::to_string(&values))?) } else { print(&table(&values)) }
             }
         }
     }

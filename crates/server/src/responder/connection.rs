@@ -35,14 +35,14 @@ pub(super) async fn serve(mut stream: TcpStream, udp: &UdpSocket, place: &Place)
     let mut line = Vec::with_capacity(MAX_ORDER_BYTES);
     while timeout(IDLE_TIMEOUT, read_line(&mut stream, &mut line)).await?? {
         let order = Order::parse(&line).map_err(io::Error::other)?;
-        tracing::trace!(host = %place.address(), ?order, "an order of a measurement");
+        tracing::trace!(host = %place.address, ?order, "an order of a measurement");
         match order {
             Order::Report => answer(&mut stream, &place.report()).await?,
             Order::Send => return send(stream, &place.host).await,
             Order::Receive => return receive(stream, &place.host).await,
             Order::SendUdp { port, run, bits_per_second, milliseconds } => {
                 let plan = Burst { run, bits_per_second, time: Duration::from_millis(milliseconds.into()) };
-                let sent = plan.send(udp, SocketAddr::new(place.address(), port), place).await?;
+                let sent = plan.send(udp, SocketAddr::new(place.address, port), place).await?;
                 answer(&mut stream, &sent).await?;
             }
             Order::UdpReceived { run } => answer(&mut stream, &place.host.run(run)).await?,

@@ -43,7 +43,7 @@ pub(super) struct Host {
 /// The place of a connection. It is free again when this is dropped.
 pub(super) struct Place {
     hosts: Rc<Hosts>,
-    address: IpAddr,
+    pub(super) address: IpAddr,
     pub(super) host: Rc<Host>,
 }
 
@@ -112,11 +112,6 @@ impl Place {
             cpu_us: u64::try_from(cpu.as_micros()).unwrap_or(u64::MAX),
             resident_bytes: usage::resident_memory(own).unwrap_or_default(),
         }
-    }
-
-    /// The address of the host.
-    pub(super) fn address(&self) -> IpAddr {
-        self.address
     }
 
     /// Time since the responder began (µs).
