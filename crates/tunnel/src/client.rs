@@ -237,17 +237,17 @@ impl Client {
                     if session.relays.wake(stream)
                         && !self.edge_relays.readable(relay, &mut self.reports.events)
                     {
-                        self.apps.tcp.readable(stream);
+                        self.apps.tcp.readable.push_back(stream);
                     }
                 }
                 QuicEvent::StreamReadable(stream) => session.http.readable(stream),
                 QuicEvent::StreamWritable(stream) => {
                     if !self.edge_relays.writable(RelayId::new(id, stream), &mut self.reports.events) {
-                        self.apps.tcp.writable(stream);
+                        self.apps.tcp.writable.push_back(stream);
                     }
                 }
                 QuicEvent::StreamsAvailable => {
-                    self.apps.tcp.streams_available();
+                    self.apps.tcp.may_open = true;
                     self.edge_relays.notify_if_waiting(&mut self.reports.events);
                 }
                 QuicEvent::StreamStopped(stream, _) if self.apps.tcp.on_stopped(&session.relays, stream) => {}
@@ -359,7 +359,7 @@ impl Client {
     /// Takes another configuration: reconnects for the same session. Links and counters stay.
     pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
         const REASON: &str = "the configuration changed";
-        self.apps.tcp.set_rules(config.flow_rules());
+        self.apps.tcp.rules = config.flow_rules();
         self.config = config;
         self.connector.abandon(now, &mut self.endpoint, |_| true, REASON);
         if self.session.is_some() {
@@ -430,15 +430,14 @@ impl Client {
         let unusable =
             self.unusable_since(now).map(|since| (since + RECONNECT_AFTER).max(now + RECONNECT_AFTER / 8));
         let mut next = if self.may_connect() { self.connector.backoff.next_try } else { None };
-        let app_tcp = self.apps.tcp.poll_timeout();
         let mut at_most = |at: Option<Instant>| {
             next = match (next, at) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
         };
-        at_most(app_tcp);
-        at_most(self.apps.udp.poll_timeout());
+        at_most(self.apps.tcp.split_tcp.poll_timeout());
+        at_most(self.apps.udp.flows.poll_timeout());
         at_most(self.connector.poll_timeout(now, &mut self.endpoint, &self.links, self.session.is_some()));
         if let Some(session) = &self.session
             && self.endpoint.get(session.connection).is_none()
@@ -500,7 +499,7 @@ impl Client {
             && session.up
             && let Some(mtu) = session.multipath.mtu.take_change()
         {
-            self.apps.tcp.set_mtu(mtu);
+            self.apps.tcp.split_tcp.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
         }
         self.check_up();
@@ -514,7 +513,7 @@ impl Client {
         };
         let mut report = self.reports.report(state);
         report.per_flow = self.session.as_ref().is_some_and(|session| session.per_flow);
-        report.stream_flows = self.apps.tcp.flows() + self.edge_relays.len();
+        report.stream_flows = self.apps.tcp.split_tcp.flow_count() + self.edge_relays.len();
         report.datagram_flows = self.apps.flow_table.flows(now).count();
         report.handshakes = self.endpoint.handshakes();
         let Some(session) = &mut self.session else { return report };

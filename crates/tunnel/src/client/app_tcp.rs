@@ -12,14 +12,14 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_flow::{
     rules::{FlowMode, FlowModeReason, Rules},
-    split_tcp::{ConnectionSummary, Event, FlowId, ProxyLimits, Read, Refusal, SplitTcpProxy},
+    split_tcp::{Event, FlowId, ProxyLimits, Read, Refusal, SplitTcpProxy},
 };
 use mpvpn_masque::{
     connect::{self, Authority, ProxyError},
     h3::{self, H3Error},
 };
 use mpvpn_packet::{
-    FlowKey, IpPacket, TunPacket,
+    FlowKey, IpPacket,
     icmp::Unreachable,
     protocol,
     tcp::{self, Segment},
@@ -87,17 +87,18 @@ struct Flow {
 /// Terminates the TCP connections of apps, and moves their bytes over streams.
 #[derive(Debug)]
 pub(super) struct AppTcp {
-    rules: Rules,
-    split_tcp: SplitTcpProxy,
+    /// The rules for new connections.
+    pub(super) rules: Rules,
+    pub(super) split_tcp: SplitTcpProxy,
     streams: FxHashMap<FlowId, StreamId>,
     flows: BTreeMap<StreamId, Flow>,
     /// Connections that wait for a stream (MAX_STREAMS, RFC 9000 §4.6).
     waiting: VecDeque<(FlowId, SocketAddr)>,
     /// Whether a stream may be opened.
-    may_open: bool,
+    pub(super) may_open: bool,
     /// Streams that are readable, and those that are writable.
-    readable: VecDeque<StreamId>,
-    writable: VecDeque<StreamId>,
+    pub(super) readable: VecDeque<StreamId>,
+    pub(super) writable: VecDeque<StreamId>,
     /// Destinations to which the server refused a stream; their connections travel as packets.
     forbidden: BTreeSet<SocketAddr>,
 }
@@ -117,26 +118,6 @@ impl AppTcp {
         }
     }
 
-    /// Sets the rules for new connections.
-    pub(super) fn set_rules(&mut self, rules: Rules) {
-        self.rules = rules;
-    }
-
-    /// Sets the MTU of packets to apps (bytes).
-    pub(super) fn set_mtu(&mut self, mtu: usize) {
-        self.split_tcp.set_mtu(mtu);
-    }
-
-    /// Number of connections.
-    pub(super) fn flows(&self) -> usize {
-        self.split_tcp.flow_count()
-    }
-
-    /// All connections, for the list of flows.
-    pub(super) fn summaries(&self) -> impl Iterator<Item = ConnectionSummary> {
-        self.split_tcp.summaries()
-    }
-
     /// Why a flow travels as a stream (`streams`), or as packets.
     pub(super) fn why(&self, key: &FlowKey, targets: StreamTargets<'_>, streams: bool) -> FlowModeReason {
         if key.protocol != protocol::TCP {
@@ -147,21 +128,6 @@ impl AppTcp {
             _ if self.forbidden.contains(&key.destination()) => FlowModeReason::ServerRefused,
             _ => FlowModeReason::BeganAsPackets,
         }
-    }
-
-    /// Marks a stream as readable.
-    pub(super) fn readable(&mut self, stream: StreamId) {
-        self.readable.push_back(stream);
-    }
-
-    /// Marks a stream as writable.
-    pub(super) fn writable(&mut self, stream: StreamId) {
-        self.writable.push_back(stream);
-    }
-
-    /// The server allows more streams.
-    pub(super) fn streams_available(&mut self) {
-        self.may_open = true;
     }
 
     /// The server stopped reading a stream (STOP_SENDING). Returns whether the stream is one of these. Before
@@ -175,11 +141,6 @@ impl AppTcp {
             self.readable.push_back(stream);
         }
         true
-    }
-
-    /// Whether the split-TCP proxy terminates this connection.
-    pub(super) fn terminates(&self, flow: &FlowKey) -> bool {
-        self.split_tcp.has_flow(flow)
     }
 
     /// Takes a packet of an app if its connection travels as a stream, and returns whether it does.
@@ -205,26 +166,11 @@ impl AppTcp {
         true
     }
 
-    /// Takes a TCP packet of an app, where all connections travel as streams.
-    pub(super) fn take_packet(&mut self, now: Instant, packet: &IpPacket<'_>) {
-        self.split_tcp.handle_packet(now, packet);
-    }
-
     /// Whether a connection that `packet` begins would travel as a stream to `to`.
     pub(super) fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, targets: StreamTargets<'_>) -> bool {
         self.rules.takes_stream(to, |ip| targets.contains(ip))
             && (self.rules.mode == FlowMode::Stream
                 || !self.forbidden.contains(&to) && !tcp::wants_multipath(packet))
-    }
-
-    /// The next packet for an app.
-    pub(super) fn poll_packet(&mut self, now: Instant) -> Option<TunPacket> {
-        self.split_tcp.poll_packet(now)
-    }
-
-    /// When to call [`Self::handle_timeout`].
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.split_tcp.poll_timeout()
     }
 
     /// Handles timers that have expired.

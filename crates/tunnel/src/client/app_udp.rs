@@ -4,7 +4,7 @@
 //! holds: the number of flows is bounded; the flow that was idle longest is closed for a new one.
 
 use bytes::Bytes;
-use mpvpn_flow::udp::{MAX_UDP_FLOWS, UdpFlowState, UdpFlowSummary, UdpFlows};
+use mpvpn_flow::udp::{MAX_UDP_FLOWS, UdpFlowState, UdpFlows};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_packet::{
     FlowKey, GroCoalescer, IpPacket, VnetHdr,
@@ -19,7 +19,7 @@ use crate::UdpId;
 /// The UDP flows of apps.
 #[derive(Debug)]
 pub(super) struct AppUdp {
-    flows: UdpFlows<UdpId>,
+    pub(super) flows: UdpFlows<UdpId>,
 }
 
 impl Default for AppUdp {
@@ -29,11 +29,6 @@ impl Default for AppUdp {
 }
 
 impl AppUdp {
-    /// Whether a flow belongs to an app.
-    pub(super) fn has(&self, id: UdpId) -> bool {
-        self.flows.contains(id)
-    }
-
     /// Makes a packet for an app of a payload. Returns whether the flow belongs to an app.
     pub(super) fn arrived(
         &mut self,
@@ -47,16 +42,6 @@ impl AppUdp {
             joiner.push(Bytes::from(packet));
         }
         true
-    }
-
-    /// The flows, for status output.
-    pub(super) fn flows(&self) -> impl Iterator<Item = UdpFlowSummary> + '_ {
-        self.flows.summaries()
-    }
-
-    /// When to call [`Client::expire_udp`].
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.flows.poll_timeout()
     }
 }
 
@@ -108,7 +93,7 @@ impl Client {
 
     /// Handles an event of a flow: here if the flow belongs to an app, else by the edge.
     pub(super) fn on_udp_flow_event(&mut self, now: Instant, id: UdpId, news: UdpFlowEvent) {
-        if !self.apps.udp.has(id) {
+        if !self.apps.udp.flows.contains(id) {
             return self.reports.events.push_back(ClientEvent::Udp(id, news));
         }
         match news {

@@ -43,7 +43,7 @@ impl Client {
     pub fn flows(&self, now: Instant) -> Vec<FlowReport> {
         let Some(session) = self.session.as_ref().filter(|session| session.up) else { return Vec::new() };
         let (targets, apps) = (session.stream_targets(), &self.apps);
-        let streams = apps.tcp.summaries().map(|flow| FlowReport {
+        let streams = apps.tcp.split_tcp.summaries().map(|flow| FlowReport {
             key: flow.key,
             transport: FlowTransport::Stream(flow.state),
             why: if session.per_flow {
@@ -60,7 +60,7 @@ impl Client {
             let why = apps.tcp.why(&key, targets, false);
             FlowReport { key, transport: FlowTransport::Packets, why, up_bytes, down_bytes, since, active }
         });
-        let payloads = apps.udp.flows().map(
+        let payloads = apps.udp.flows.summaries().map(
             |UdpFlowSummary { key, up_bytes, down_bytes, started, last_active, .. }| FlowReport {
                 key,
                 transport: FlowTransport::UdpPayloads,

@@ -58,7 +58,7 @@ impl AppTraffic {
 
     /// The next packet for the TUN.
     pub(super) fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
-        let Some(joined) = self.joiner.pop() else { return self.tcp.poll_packet(now) };
+        let Some(joined) = self.joiner.pop() else { return self.tcp.split_tcp.poll_packet(now) };
         if let Some(flow) = joined.flow_hash() {
             self.flow_table.record_received(now, flow, joined.len() - VNET_HDR_LEN);
         }
@@ -199,7 +199,7 @@ impl Client {
     /// Whether the connection has flows that would end with it: streams, relays, CONNECT-UDP flows.
     pub(crate) fn has_flows(&self) -> bool {
         let udp = self.session.as_ref().map_or(0, |session| session.udp.flows.len());
-        self.apps.tcp.flows() + self.edge_relays.len() + udp > 0
+        self.apps.tcp.split_tcp.flow_count() + self.edge_relays.len() + udp > 0
     }
 
     /// Whether a packet of this flow passed so recently that the next one, over another connection on the
@@ -227,7 +227,7 @@ impl Client {
 
     /// Whether the client terminates this TCP connection of an app, so that it travels as a stream.
     pub(crate) fn terminates(&self, flow: &FlowKey) -> bool {
-        self.apps.tcp.terminates(flow)
+        self.apps.tcp.split_tcp.has_flow(flow)
     }
 
     /// Whether the tunnel is up and a path works.

@@ -63,7 +63,9 @@ impl Client {
     /// Takes a packet of the TUN; protocols other than TCP and UDP are answered with an ICMP error.
     pub(super) fn take_packet_of_flow(&mut self, now: Instant, hdr: VnetHdr, packet: &IpPacket<'_>) {
         match packet.protocol() {
-            protocol::TCP if packet.has_transport_header() => self.apps.tcp.take_packet(now, packet),
+            protocol::TCP if packet.has_transport_header() => {
+                self.apps.tcp.split_tcp.handle_packet(now, packet)
+            }
             protocol::UDP => self.take_udp(now, hdr, packet),
             _ => self.send_icmp_error(packet.bytes(), |packet, from| {
                 icmp::unreachable(packet, Unreachable::Prohibited, from)

@@ -294,7 +294,7 @@ impl Client {
                 return;
             }
             let Some(mtu) = session.known_mtu() else { return };
-            self.apps.tcp.set_mtu(mtu);
+            self.apps.tcp.split_tcp.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
         }
         session.up = true;

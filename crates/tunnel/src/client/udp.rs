@@ -52,7 +52,7 @@ impl ConnectionUdp {
         events: &mut VecDeque<ClientEvent>,
     ) {
         let gone = self.stages.into_keys().map(|stream| UdpId::new(connection, stream));
-        let gone = gone.filter(|id| !app_udp.has(*id));
+        let gone = gone.filter(|id| !app_udp.flows.contains(*id));
         events.extend(gone.map(|id| ClientEvent::Udp(id, UdpFlowEvent::Closed)));
     }
 
