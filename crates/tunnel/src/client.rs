@@ -224,6 +224,7 @@ impl Client {
                     if let Some(link) = connection.local_of(path).and_then(LocalAddress::as_link) {
                         self.links.on_opened(link);
                     }
+                    self.links.apply_carriers(now, &mut session.multipath);
                 }
                 QuicEvent::PathClosed(path) => {
                     session.notices_due = true;

@@ -92,6 +92,14 @@ impl Links {
         }
     }
 
+    /// Passes on which links are down: packets that arrive after a link went down may still validate a path
+    /// over it.
+    pub(super) fn apply_carriers(&self, now: Instant, multipath: &mut MultipathConnection) {
+        for (id, _) in self.links.iter().filter(|(_, link)| !link.up) {
+            multipath.on_link_carrier(now, *id, false);
+        }
+    }
+
     fn may_have_path(&self, id: LinkId) -> Option<&Link> {
         self.links.get(&id).filter(|link| link.up && self.policy(id).tier != Tier::Never)
     }

@@ -136,6 +136,7 @@ impl Client {
         for path in connection.paths().collect::<Vec<_>>() {
             multipath.path_opened(now, connection, path);
         }
+        self.links.apply_carriers(now, &mut multipath);
         session.multipath = multipath;
         session.notices_due = true;
     }

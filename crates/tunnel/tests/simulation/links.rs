@@ -341,6 +341,59 @@ fn controllers_of_the_server(world: &mut World) -> Vec<CongestionControl> {
 }
 
 #[test]
+fn a_path_that_is_validated_after_its_link_lost_its_carrier_is_down() {
+    // The carrier is lost at each moment of the opening of the path; packets that have left the server before
+    // still arrive.
+    let mut validated_later = 0;
+    for ms in 0..200 {
+        let mut world = World::new();
+        let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS), (50, 15 * MS)]);
+        world.run(ms * MS);
+        let is_open = |(link, ..): &(u16, PathState, String)| *link == 1;
+        let before = states(&mut world, client).iter().any(is_open);
+        let (now, machine) = (world.now, &mut world.machines[client]);
+        machine.link_down(now, LinkId(1));
+        let link = machine.links.get_mut(&LinkId(1)).expect("a link");
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+        world.run(20 * SECOND);
+        let paths: Vec<_> = states(&mut world, client).into_iter().filter(is_open).collect();
+        validated_later += u32::from(!before && !paths.is_empty());
+        let is_down = |(_, state, reason): &(u16, PathState, String)| {
+            *state == PathState::Down && reason == "no carrier"
+        };
+        assert!(paths.iter().all(is_down), "lost after {ms} ms: {paths:?}");
+    }
+    assert!(validated_later > 0, "no path was validated after the carrier was lost");
+}
+
+#[test]
+fn a_connection_that_is_made_while_a_link_has_no_carrier_gets_its_path_when_the_link_is_back() {
+    let (mut world, client) = with_links(Scheduler::Auto, &[LinkPolicy::default(); 2]);
+    let working = |world: &mut World| -> Vec<(u16, PathState)> {
+        states(world, client).into_iter().map(|(link, state, _)| (link, state)).collect()
+    };
+    let set_loss = |world: &mut World, loss: f64| {
+        let link = world.machines[client].links.get_mut(&LinkId(1)).expect("a link");
+        (link.up.loss, link.down.loss) = (loss, loss);
+    };
+    world.restart_server();
+    world.run(500 * MS);
+    let now = world.now;
+    let state = world.machines[client].client.report(now).state;
+    assert_eq!(state, ClientState::Up, "nothing has been missed on the connection to the server before");
+    world.machines[client].link_down(now, LinkId(1));
+    set_loss(&mut world, 1.0);
+    world.send_both_ways(client, 5 * SECOND);
+    assert_eq!(world.machines[client].up_count, 2, "there is a new connection");
+    assert_eq!(working(&mut world), [(0, PathState::Active)], "no path is made over the other link");
+    set_loss(&mut world, 0.0);
+    let now = world.now;
+    world.machines[client].link_up(now, LinkId(1));
+    world.run(SECOND);
+    assert_eq!(working(&mut world), [(0, PathState::Active), (1, PathState::Active)]);
+}
+
+#[test]
 fn the_server_uses_the_congestion_controller_that_the_client_asks_for() {
     let class = |name: &str| ClassProfile { name: name.to_owned(), ..ClassProfile::default() };
     let critical = || ClassProfile { share: Share { first: true, ..Share::default() }, ..class("critical") };
