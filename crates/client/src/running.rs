@@ -24,7 +24,7 @@ use mpvpn_status::{
     reload_report::{ConfigValue, ReloadReport},
 };
 use mpvpn_threads::{
-    event_loop::{EventLoop, Iteration, SignalRequest, reload_event, signal_event},
+    event_loop::{self, EventLoop, Iteration, SignalRequest, reload_event, signal_event},
     service_manager::ServiceManager,
     shards::ShardEvent,
     slow_thread::{Message, SlowThread},
@@ -354,7 +354,7 @@ impl Running {
             self.link_use.add_to_status(&self.data_plane.policies, link);
         }
         status.notes.extend(self.config.note());
-        status.confinement = confine::status();
+        (status.confinement, status.memory) = (confine::status(), event_loop::memory());
         status.kill_switch =
             self.kind.machine().map(|machine| machine.kill_switch_state(self.session.is_up()));
         status.notes.extend(self.kind.machine().and_then(|machine| machine.dns_leak.clone()));

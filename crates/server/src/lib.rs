@@ -63,7 +63,7 @@ use mpvpn_status::{
     reload_report::LockoutPolicy,
 };
 use mpvpn_threads::{
-    event_loop::{EventLoop, Iteration, SignalRequest, signal_event},
+    event_loop::{self, EventLoop, Iteration, SignalRequest, signal_event},
     service_manager::ServiceManager,
     shards::ShardEvent,
     slow_thread::{Message, OwnServices, Services, SlowThread},
@@ -600,7 +600,7 @@ impl Running {
             for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
                 path.remote = loopback_clients.client_address(path.remote);
             }
-            status.confinement = confine::status();
+            (status.confinement, status.memory) = (confine::status(), event_loop::memory());
             status.notes.extend(status::copies_note(registry.shared_secrets()));
         };
         self.shards.answer_overviews(now, |mut reports| {

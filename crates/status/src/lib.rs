@@ -60,6 +60,9 @@ pub struct Status {
     /// Rights that the process keeps; left out if it is not confined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confinement: Option<Confinement>,
+    /// Memory of the process; left out where the C library is not glibc.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// Addresses of the process in the tunnel, with their prefix lengths.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
@@ -148,6 +151,15 @@ pub struct Confinement {
     /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub landlock: Option<u32>,
+}
+
+/// The memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Memory {
+    /// Resident memory that is no file's, in bytes: heap, stacks and static data.
+    pub resident_bytes: u64,
+    /// Bytes that the program has allocated on the heap and not freed.
+    pub heap_bytes: u64,
 }
 
 word_enum! {

@@ -18,7 +18,7 @@ use mpvpn_os::{
         WAKE_TOKEN, reduce_timer_slack,
     },
 };
-use mpvpn_status::{events::Event as ControlEvent, reload_report::ReloadReport};
+use mpvpn_status::{Memory, events::Event as ControlEvent, reload_report::ReloadReport};
 
 use crate::{
     loop_timer::LoopTimer, memory_trimmer::MemoryTrimmer, service_manager::LoopActivity,
@@ -58,6 +58,11 @@ pub struct EventLoop {
 /// wait there, too.
 pub fn has_waited_long(arrived: Instant, now: Instant) -> bool {
     now.saturating_duration_since(arrived) > MIN_LOCAL_STALL
+}
+
+/// The memory of this process, for the status.
+pub fn memory() -> Option<Memory> {
+    memory::memory_use().map(|memory| Memory { resident_bytes: memory.resident, heap_bytes: memory.in_use })
 }
 
 /// The request of a signal.

@@ -14,6 +14,10 @@ const BUILD_INFO: SingleMetric =
     single("build_info", Gauge, "Version and role of this mpvpn.", &["version", "role"]);
 const UP: SingleMetric = single("up", Gauge, "Whether the tunnel works.", &[]);
 const UPTIME: SingleMetric = single("uptime_seconds", Gauge, "Time since the start of the process.", &[]);
+const RESIDENT: SingleMetric =
+    single("resident_memory_bytes", Gauge, "Resident memory that is no file's.", &[]);
+const HEAP: SingleMetric =
+    single("heap_bytes", Gauge, "Memory that is allocated on the heap and not freed.", &[]);
 const RESUMED: SingleMetric =
     single("session_resumed_total", Counter, "How often the session of a client was resumed.", &[]);
 const FLOWS: SingleMetric = single("flows", Gauge, "Flows inside the tunnel, by how they travel.", &["lane"]);
@@ -30,7 +34,7 @@ const REFUSED: SingleMetric = single(
 );
 /// The metrics that are not in the tables of [`Metric`].
 pub const SINGLE_METRICS: &[SingleMetric] =
-    &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, HANDSHAKES, REFUSED, CLIENTS, PATHS];
+    &[BUILD_INFO, UP, UPTIME, RESIDENT, HEAP, RESUMED, FLOWS, HANDSHAKES, REFUSED, CLIENTS, PATHS];
 /// Statuses of refused requests that are there from the start, so that the first refusal is an increase.
 const EXPECTED_REFUSALS: [u16; 3] = [401, 403, 503];
 
@@ -51,6 +55,10 @@ pub fn exposition(status: &Status, users: &BTreeMap<String, UserFigures>) -> Str
     out.single(&BUILD_INFO, &[version, &role], 1.0);
     out.single(&UP, &[], f64::from(status.state == State::Up));
     out.single(&UPTIME, &[], status.uptime_s);
+    if let Some(memory) = status.memory {
+        out.single(&RESIDENT, &[], memory.resident_bytes as f64);
+        out.single(&HEAP, &[], memory.heap_bytes as f64);
+    }
     if let Some(session) = &status.session {
         out.single(&RESUMED, &[], session.resumed as f64);
     }
@@ -203,8 +211,8 @@ mod tests {
 
     use super::{super::users::UserSeries, *};
     use crate::{
-        Client, FecStats, Handshakes, LinkState, PathFec, RefusedRequests, Resequencing, Session, User,
-        tests::EXAMPLE,
+        Client, FecStats, Handshakes, LinkState, Memory, PathFec, RefusedRequests, Resequencing, Session,
+        User, tests::EXAMPLE,
     };
 
     fn exposition(status: &Status) -> String {
@@ -267,6 +275,7 @@ mod tests {
             Some(PathFec { percent: 20, protected: 100, sent: 20, sent_bytes: 999, made_good: 9, wasted: 8 });
         second.backlog_ms = Some(2500);
         status.handshakes = Some(Handshakes { completed: 3, failed: 1, ..Handshakes::default() });
+        status.memory = Some(Memory { resident_bytes: 9000, heap_bytes: 5000 });
         status.paths.push(second);
         status.links.push(Link { state: LinkState::Standby, tx_bytes: 77, ..Link::new("wwan0") });
         status
@@ -279,6 +288,8 @@ mod tests {
             ("mpvpn_up", 1.0),
             ("mpvpn_build_info{version=\"0.1.0\",role=\"client\"}", 1.0),
             ("mpvpn_session_resumed_total", 2.0),
+            ("mpvpn_resident_memory_bytes", 9000.0),
+            ("mpvpn_heap_bytes", 5000.0),
             ("mpvpn_class_queue_seconds{class=\"default\"}", 0.0001),
             ("mpvpn_class_transmit_bytes_total{class=\"bulk\"}", 9_007_199_254.0),
             ("mpvpn_class_transmit_bytes_per_second{class=\"bulk\"}", 1000.0),
