@@ -1,9 +1,11 @@
 //! Thousands of clients in one thread.
 //!
-//! In: the server's address, the number of clients, and how many may connect at the same time. Out: the
-//! numbers of connected clients and of lost connections. Each is a complete client of [`mpvpn_tunnel`] with
-//! the built-in classes, all of whose packets belong to `default`, and a UDP socket; only the TUN device is
-//! missing. Always holds: every client performs a full handshake, because clients do not share TLS tickets.
+//! In: the server's address, the number of clients, how many may connect at the same time, the loss on their
+//! links, and how long each stays. Out: the numbers of connected clients, of lost connections and of clients
+//! that came again. Each is a complete client of [`mpvpn_tunnel`] with the built-in classes, all of whose
+//! packets belong to `default`, and a UDP socket; only the TUN device is missing. Always holds: every client
+//! performs a full handshake, because clients do not share TLS tickets; a client that comes again is a new
+//! one, which resumes the session of the one before, as a program does that was started again.
 
 use std::{
     collections::BTreeSet,
@@ -24,14 +26,17 @@ use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_packet::VnetHdr;
 use mpvpn_packets::Packet;
 use mpvpn_quic::{ClientSetup, TransportOptions};
-use mpvpn_tests::{
-    flood::{SOURCES, own_addresses, source},
-    testbed::{Host, Testbed},
-};
 use mpvpn_tunnel::{
-    ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState, TunnelMode,
+    Assignment, ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState,
+    TunnelMode,
 };
 use mpvpn_types::{ClassId, LinkId};
+
+use crate::{
+    flood::{SOURCES, own_addresses, source},
+    random::Random,
+    testbed::{Host, Testbed},
+};
 
 /// The address of [`Host::Inet`] towards the server.
 const HOST: &str = "198.51.100.2";
@@ -51,8 +56,22 @@ const TUNNEL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Time without datagrams after which all clients have closed their connections.
 const CLOSE_QUIET_TIME: Duration = Duration::from_millis(300);
 
+/// The clients of a crowd.
+#[derive(Clone, Copy, Debug)]
+pub struct CrowdPlan {
+    /// Number of clients.
+    pub count: usize,
+    /// How many of them may connect at the same time.
+    pub at_once: usize,
+    /// Percent of the datagrams that are lost, in each direction.
+    pub loss_percent: usize,
+    /// How long a client stays after it has come up; `None`: until the crowd leaves. Then each second client
+    /// says goodbye, the others just end, and each comes again from another port.
+    pub stay: Option<Duration>,
+}
+
 /// A handle of the running clients; they close their connections when it is dropped.
-pub(crate) struct Crowd {
+pub struct Crowd {
     counters: Arc<SharedCounters>,
     thread: Option<JoinHandle<()>>,
     began: Instant,
@@ -62,6 +81,8 @@ pub(crate) struct Crowd {
 struct SharedCounters {
     up: AtomicUsize,
     lost: AtomicUsize,
+    /// Clients that have come up again.
+    returned: AtomicU64,
     /// Packets that came back.
     answers: AtomicU64,
     /// Whether each client sends a packet a second.
@@ -70,28 +91,22 @@ struct SharedCounters {
 }
 
 impl Crowd {
-    /// Connects `count` clients on `host` to `server`, at most `at_once` at a time. Each has an address of
-    /// its own in [`SOURCES`], because a server limits how fast connections come from one address.
-    pub(crate) fn start(
-        testbed: &Testbed,
-        host: Host,
-        server: SocketAddr,
-        count: usize,
-        at_once: usize,
-    ) -> Self {
+    /// Connects clients on `host` to `server`. Each has an address of its own in [`SOURCES`], because a
+    /// server limits how fast connections come from one address.
+    pub fn start(testbed: &Testbed, host: Host, server: SocketAddr, plan: CrowdPlan) -> Self {
         own_addresses(testbed, host, SOURCES, HOST);
-        let own = |number: usize| socket(source(number as u32, 1 << 16), server);
-        let sockets = testbed.in_namespace(host, || (0..count).map(own).collect::<Vec<_>>());
         let counters = Arc::new(SharedCounters::default());
         let shared = counters.clone();
         let began = Instant::now();
         let thread = thread::Builder::new().name("crowd".into());
-        let thread = thread.spawn(move || CrowdClients::new(sockets, server, shared).run(at_once));
+        // A thread is in the namespace of the thread that starts it.
+        let thread = testbed
+            .in_namespace(host, || thread.spawn(move || CrowdClients::new(server, shared, plan).run()));
         Self { counters, thread: Some(thread.expect("a thread")), began }
     }
 
     /// Waits until `count` clients are up; returns the time since the start.
-    pub(crate) fn wait_until_up_within(&self, count: usize, limit: Duration) -> Duration {
+    pub fn wait_until_up_within(&self, count: usize, limit: Duration) -> Duration {
         while self.counters.up.load(Relaxed) < count {
             assert!(
                 self.began.elapsed() < limit && self.thread.as_ref().is_some_and(|it| !it.is_finished()),
@@ -106,22 +121,27 @@ impl Crowd {
 
     /// From now on each client sends an ICMP echo request to the server's address in the tunnel a second, or
     /// no more.
-    pub(crate) fn talk(&self, talk: bool) {
+    pub fn talk(&self, talk: bool) {
         self.counters.talk.store(talk, Relaxed);
     }
 
     /// Number of packets that came back.
-    pub(crate) fn answers(&self) -> u64 {
+    pub fn answers(&self) -> u64 {
         self.counters.answers.load(Relaxed)
     }
 
     /// Number of lost connections of clients that were up.
-    pub(crate) fn lost(&self) -> usize {
+    pub fn lost(&self) -> usize {
         self.counters.lost.load(Relaxed)
     }
 
+    /// Number of clients that came up again after their stay.
+    pub fn returned(&self) -> u64 {
+        self.counters.returned.load(Relaxed)
+    }
+
     /// Closes all clients.
-    pub(crate) fn leave(mut self) {
+    pub fn leave(mut self) {
         self.end();
     }
 
@@ -155,13 +175,28 @@ struct CrowdClient {
     /// Its entry in the timer queue.
     timer_at: Option<Instant>,
     up: bool,
-    /// Its address in the tunnel.
-    address: Option<IpAddr>,
+    /// Its addresses in the tunnel.
+    assignment: Option<Assignment>,
+    /// When it ends, once it is up.
+    leaves_at: Option<Instant>,
+    /// Whether another client was there before it.
+    came_again: bool,
+}
+
+impl CrowdClient {
+    fn address(&self) -> Option<IpAddr> {
+        self.assignment.iter().flat_map(|given| &given.addresses).map(|net| net.addr()).find(IpAddr::is_ipv4)
+    }
 }
 
 struct CrowdClients {
     all: Vec<CrowdClient>,
+    plan: CrowdPlan,
     server: SocketAddr,
+    setup: ClientSetup,
+    random: Random,
+    /// Number of clients that were made.
+    made: u128,
     counters: Arc<SharedCounters>,
     poller: Poller,
     timers: BTreeSet<(Instant, usize)>,
@@ -175,61 +210,109 @@ struct CrowdClients {
 }
 
 impl CrowdClients {
-    fn new(sockets: Vec<UdpSocket>, server: SocketAddr, counters: Arc<SharedCounters>) -> Self {
-        let now = Instant::now();
+    fn new(server: SocketAddr, counters: Arc<SharedCounters>, plan: CrowdPlan) -> Self {
         let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
         let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"crowd");
-        let setup = setup.expect("a QUIC configuration");
-        let poller = Poller::new().expect("an epoll instance");
-        let mut all = Vec::with_capacity(sockets.len());
-        for (number, socket) in sockets.into_iter().enumerate() {
-            poller.add(&socket, number as u64, Interest::Read).expect("a socket to watch");
-            let config = ClientConfig {
-                mode: TunnelMode::Packets,
-                setup: setup.clone(),
-                // TLS tickets are stored by server name: unique names prevent sharing.
-                server_name: format!("client-{number}.example"),
-                authority: server.to_string(),
-                path: "/.well-known/masque/ip/*/*/".to_owned(),
-                token: None,
-                scheduler: Default::default(),
-                class: None,
-                instance: None,
-                additional_addresses: 0,
-                addresses_in_use: Default::default(),
-                copies: 1,
-                fec: Default::default(),
-                flow_rules: Default::default(),
-                isn_secret: Default::default(),
-                disabled_extensions: &[],
-            };
-            let connections = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
-            all.push(CrowdClient { connections, socket, timer_at: None, up: false, address: None });
-        }
-        Self {
-            all,
+        let mut clients = Self {
+            all: Vec::with_capacity(plan.count),
+            plan,
             server,
+            setup: setup.expect("a QUIC configuration"),
+            random: Random::new(1),
+            made: 0,
             counters,
-            poller,
+            poller: Poller::new().expect("an epoll instance"),
             timers: BTreeSet::new(),
             started: 0,
             out: Vec::with_capacity(64 << 10),
-            last_activity: now,
+            last_activity: Instant::now(),
             talking: None,
+        };
+        for number in 0..plan.count {
+            let client = clients.new_client(number);
+            clients.all.push(client);
+        }
+        clients
+    }
+
+    /// A client with a socket of its own.
+    fn new_client(&mut self, number: usize) -> CrowdClient {
+        let socket = socket(source(number as u32, 1 << 16), self.server);
+        self.poller.add(&socket, number as u64, Interest::Read).expect("a socket to watch");
+        self.made += 1;
+        let config = ClientConfig {
+            mode: TunnelMode::Packets,
+            setup: self.setup.clone(),
+            // TLS tickets are stored by server name: unique names prevent sharing.
+            server_name: format!("client-{}.example", self.made),
+            authority: self.server.to_string(),
+            path: "/.well-known/masque/ip/*/*/".to_owned(),
+            token: None,
+            scheduler: Default::default(),
+            class: None,
+            instance: Some(self.made.to_be_bytes()),
+            additional_addresses: 0,
+            addresses_in_use: Default::default(),
+            copies: 1,
+            fec: Default::default(),
+            flow_rules: Default::default(),
+            isn_secret: Default::default(),
+            disabled_extensions: &[],
+        };
+        let connections = ClassConnections::new(Instant::now(), classes(&config), Rules::default(), 0, false);
+        CrowdClient {
+            connections,
+            socket,
+            timer_at: None,
+            up: false,
+            assignment: None,
+            leaves_at: None,
+            came_again: false,
+        }
+    }
+
+    /// Replaces the clients whose stay is over.
+    fn replace_clients(&mut self) {
+        let now = Instant::now();
+        for number in 0..self.started {
+            if self.all[number].leaves_at.is_none_or(|at| now < at) {
+                continue;
+            }
+            if self.random.one_in(2) {
+                self.all[number].connections.close(now, "the client ends");
+                self.send_and_poll(now, number);
+            }
+            if let Some(at) = self.all[number].timer_at {
+                self.timers.remove(&(at, number));
+            }
+            let mut client = self.new_client(number);
+            let old = &mut self.all[number];
+            let secret = old.connections.default_client().session_secret().map(<[u8]>::to_vec);
+            if let (Some(secret), Some(assignment)) = (secret, old.assignment.take()) {
+                client.connections.default_client_mut().resume(secret, assignment);
+            }
+            if old.up {
+                self.counters.up.fetch_sub(1, Relaxed);
+            }
+            client.came_again = true;
+            client.connections.link_up(now, LINK, self.server);
+            self.all[number] = client;
+            self.send_and_poll(now, number);
         }
     }
 
     /// Connects all clients and serves them until they have to close.
-    fn run(mut self, at_once: usize) {
+    fn run(mut self) {
         let mut events = Events::with_capacity(1024);
         while !self.counters.leave.load(Relaxed) {
             let now = Instant::now();
-            while self.started < self.all.len() && self.started - self.counters.up.load(Relaxed) < at_once {
+            while self.started < self.all.len() && self.is_place_free() {
                 let client = &mut self.all[self.started];
                 client.connections.link_up(now, LINK, self.server);
                 self.started += 1;
                 self.send_and_poll(now, self.started - 1);
             }
+            self.replace_clients();
             self.talk();
             self.poll_once(&mut events);
         }
@@ -243,6 +326,16 @@ impl CrowdClients {
         }
     }
 
+    /// Whether another client may connect.
+    fn is_place_free(&self) -> bool {
+        self.started.saturating_sub(self.counters.up.load(Relaxed)) < self.plan.at_once
+    }
+
+    /// Whether the link of a client loses a datagram.
+    fn is_lost(&mut self) -> bool {
+        self.plan.loss_percent > 0 && self.random.below(100) < self.plan.loss_percent
+    }
+
     /// Sends the packets of the clients whose turn has come in this second.
     fn talk(&mut self) {
         if !self.counters.talk.load(Relaxed) {
@@ -254,7 +347,7 @@ impl CrowdClients {
         let due = (now.saturating_duration_since(since).as_secs_f64() * self.all.len() as f64) as u64;
         for packet in sent..due {
             let number = (packet % self.all.len() as u64) as usize;
-            let Some(address) = self.all[number].address else { continue };
+            let Some(address) = self.all[number].address() else { continue };
             let mut request = Packet::between((address, 0).into(), (TUNNEL, 0).into()).echo(0, 0, &[0; 56]);
             self.all[number].connections.handle_tun(now, None, VnetHdr::NONE, &mut request);
             self.send_and_poll(now, number);
@@ -295,31 +388,37 @@ impl CrowdClients {
         // An ICMP error for an earlier datagram, if it is one: the client's timers handle the loss.
         let Ok(length) = client.socket.recv(&mut datagram) else { return };
         self.last_activity = now;
+        if self.is_lost() {
+            return;
+        }
         let data = BytesMut::from(&datagram[..length]);
+        let client = &mut self.all[number];
         client.connections.handle_datagram(now, LINK, self.server, 0, data);
         client.connections.handle_batch(now, ClassId::DEFAULT);
     }
 
     /// Sends a client's datagrams, handles its events, and updates its timer.
     fn send_and_poll(&mut self, now: Instant, number: usize) {
-        let client = &mut self.all[number];
+        let mut out = std::mem::take(&mut self.out);
         loop {
-            self.out.clear();
-            let Some(transmit) = client.connections.poll_transmit(now, &mut self.out) else { break };
-            for datagram in self.out.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                // A datagram that the socket cannot take is lost, as on any link.
-                let _ = client.socket.send(datagram);
+            out.clear();
+            let Some(transmit) = self.all[number].connections.poll_transmit(now, &mut out) else { break };
+            for datagram in out.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                if !self.is_lost() {
+                    // A datagram that the socket cannot take is lost, as on any link.
+                    let _ = self.all[number].socket.send(datagram);
+                }
             }
             self.last_activity = now;
         }
+        self.out = out;
+        let client = &mut self.all[number];
         while client.connections.poll_tun(now).is_some() {
             self.counters.answers.fetch_add(1, Relaxed);
         }
         while let Some(event) = client.connections.poll_event(now) {
             match event {
-                ClientEvent::Up(assignment) => {
-                    client.address = assignment.addresses.iter().map(|net| net.addr()).find(IpAddr::is_ipv4);
-                }
+                ClientEvent::Up(assignment) => client.assignment = Some(assignment),
                 ClientEvent::Down(_) if std::mem::take(&mut client.up) => {
                     self.counters.up.fetch_sub(1, Relaxed);
                     self.counters.lost.fetch_add(1, Relaxed);
@@ -331,7 +430,9 @@ impl CrowdClients {
         let connecting = |state| state == ClientState::Connecting;
         if !client.up && !client.connections.reports(now).iter().any(|(_, report)| connecting(report.state)) {
             client.up = true;
+            client.leaves_at = client.leaves_at.or(self.plan.stay.map(|stay| now + stay));
             self.counters.up.fetch_add(1, Relaxed);
+            self.counters.returned.fetch_add(u64::from(client.came_again), Relaxed);
         }
         let next = client.connections.poll_timeout(now);
         if next == client.timer_at {

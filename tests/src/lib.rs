@@ -11,6 +11,7 @@
 
 pub mod call;
 pub mod chromium;
+pub mod crowd;
 pub mod cut;
 pub mod dashboard;
 pub mod disturbance;

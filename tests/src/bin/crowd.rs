@@ -7,8 +7,6 @@
 // Edge: it runs processes and sockets and reads clocks.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
-mod crowd_clients;
-
 use std::{
     net::SocketAddr,
     process::ExitCode,
@@ -18,6 +16,7 @@ use std::{
 
 use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_tests::{
+    crowd::{Crowd, CrowdPlan},
     dashboard::{Browser, DASHBOARD},
     files::allow_files,
     iperf::IperfServer,
@@ -25,8 +24,6 @@ use mpvpn_tests::{
     ping::Ping,
     testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed},
 };
-
-use crowd_clients::Crowd;
 
 /// The server's address towards [`Host::Inet`], where the idle clients are, so that the busy client shares no
 /// link with them.
@@ -125,7 +122,8 @@ fn run(options: &Options) -> bool {
 
     let before = (server.memory(), server.processor_time());
     let address: SocketAddr = SERVER.parse().expect("an address");
-    let crowd = Crowd::start(&testbed, Host::Inet, address, options.clients, options.at_once);
+    let plan = CrowdPlan { count: options.clients, at_once: options.at_once, loss_percent: 0, stay: None };
+    let crowd = Crowd::start(&testbed, Host::Inet, address, plan);
     let count = options.clients as f64;
     let took = crowd.wait_until_up_within(
         options.clients,
