@@ -27,6 +27,9 @@ pub fn init(level: LogLevel) {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // The library would report a line that cannot be written by `eprintln!`, which panics for the same
+        // reason: a full disk would end the process.
+        .log_internal_errors(false)
         .with_ansi(colours)
         .with_target(asked.is_some() || matches!(level, LogLevel::Debug | LogLevel::Trace))
         .with_filter_reloading();
