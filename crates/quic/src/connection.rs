@@ -17,6 +17,7 @@ mod streams;
 mod upkeep;
 
 use std::{
+    cmp::Reverse,
     collections::VecDeque,
     net::SocketAddr,
     num::NonZeroU32,
@@ -400,9 +401,17 @@ impl Connection {
         self.note_losses();
     }
 
-    /// Closes the connection with an application error code.
+    /// Closes the connection with an application error code. Of the paths that are not dead, that on which
+    /// the peer was heard last carries the CONNECTION_CLOSE frame.
     pub fn close(&mut self, now: Instant, code: u64, reason: &str) {
         let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
+        // noq takes the first path that is not abandoned.
+        let rank =
+            |path: &&Path| (!path.gate.ignore_losses.load(Relaxed), path.activity.latest(), Reverse(path.id));
+        let open = self.paths.iter().filter(|path| path.open);
+        let best = open.max_by_key(rank).map(|path| path.id);
+        let others: Vec<_> = self.paths().filter(|id| Some(*id) != best).collect();
+        others.into_iter().for_each(|id| self.close_path(now, id));
         self.record_close(now, reason);
         self.guarded(|inner| inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes())));
         // Nothing that waits will leave any more.

@@ -666,3 +666,30 @@ fn a_class_in_which_nothing_moves_learns_from_the_others_that_a_link_is_silent()
     let asleep = [ClientState::Up, ClientState::Asleep, ClientState::Asleep];
     assert_eq!(stage.states(), asleep, "being asked is no use of a class");
 }
+
+/// A class with two links whose first one falls silent; nobody uses the class until it sleeps. `traffic`:
+/// packets of another class tell that the link is silent.
+fn sleeps_over_a_silent_first_link(traffic: bool) -> Stage {
+    let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS)]);
+    stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
+    stage.world.run(10 * SECOND);
+    let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let (own, to) = stage.ends(9);
+    for _ in 0..if traffic { 100 } else { 0 } {
+        stage.world.client_sends(stage.client, Packet::between(own, to).udp(b"default"));
+        stage.world.run(10 * MS);
+    }
+    stage.world.run(MINUTE + 5 * SECOND);
+    let asleep = [ClientState::Up, ClientState::Asleep, ClientState::Asleep];
+    assert_eq!(stage.states(), asleep);
+    stage
+}
+
+#[test]
+fn a_class_that_falls_asleep_tells_the_server_over_a_link_that_works() {
+    for traffic in [true, false] {
+        let mut stage = sleeps_over_a_silent_first_link(traffic);
+        assert_eq!(stage.classes(), ["default"], "the server keeps the others; traffic: {traffic}");
+    }
+}
