@@ -421,7 +421,7 @@ struct ClientConnection {
     quic: SocketAddr,
     gateway_client: GatewayClient,
     peer: SocketAddr,
-    /// The user whose valid credentials the client has shown first, and those that it has shown last.
+    /// The user whose valid credentials the client has shown first, and these.
     owner: Mutex<Option<(String, Option<String>)>>,
     /// The slot of an unauthenticated connection; released when the client shows valid credentials.
     slot: Mutex<Option<Slot<ClientNetwork>>>,
@@ -503,7 +503,7 @@ impl ClientConnection {
         if owner.as_ref().is_some_and(|(owner, _)| owner != user) {
             return false;
         }
-        *owner = Some((user.to_owned(), shown));
+        owner.get_or_insert_with(|| (user.to_owned(), shown));
         let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         if slot.is_some() {
             self.authenticated.notify_one();

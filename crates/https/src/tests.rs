@@ -1,6 +1,8 @@
 //! An HTTPS server with a real TLS client. The server's QUIC socket is an echo server.
 
 mod access_ends;
+mod access_orders;
+mod client_ca;
 mod floods;
 mod inside_tcp;
 mod sites;
@@ -9,7 +11,7 @@ use std::net::UdpSocket;
 
 use http::StatusCode;
 use mpvpn_config::ServerConfig;
-use mpvpn_identity::trust::Trust;
+use mpvpn_identity::{cert_files::CertFiles, tls::LastRefusal, trust::Trust};
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader, MAX_DATAGRAM_LEN, encode_datagram_header},
     connect_udp::path,
@@ -67,12 +69,19 @@ impl TestServer {
 
     /// A TLS connection with this ALPN.
     pub(super) async fn tls(&self, alpn: &[u8]) -> TlsStream<TcpStream> {
-        self.tls_over(TcpStream::connect(self.address).await.unwrap(), alpn).await
+        self.tls_with(None, alpn).await
     }
 
-    async fn tls_over(&self, tcp: TcpStream, alpn: &[u8]) -> TlsStream<TcpStream> {
+    /// The same of a client that has a certificate.
+    async fn tls_with(&self, own: Option<&CertFiles>, alpn: &[u8]) -> TlsStream<TcpStream> {
+        self.tls_over(TcpStream::connect(self.address).await.unwrap(), own, alpn).await
+    }
+
+    async fn tls_over(&self, tcp: TcpStream, own: Option<&CertFiles>, alpn: &[u8]) -> TlsStream<TcpStream> {
         let trust = Trust::Pin(vec![self.credentials.identity.fingerprint()]);
-        let config = mpvpn_identity::tls::client_config(&trust, &[alpn]).unwrap();
+        let config =
+            mpvpn_identity::tls::client_config_reporting(&trust, own, &[alpn], &LastRefusal::default());
+        let config = config.unwrap();
         let name = ServerName::try_from("vpn.example").unwrap();
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(alpn));
@@ -89,7 +98,7 @@ impl TestServer {
         let mut tcp = TcpStream::connect(self.address).await.unwrap();
         let (ip, port) = client.split_once(':').unwrap();
         tcp.write_all(format!("PROXY TCP4 {ip} 192.0.2.2 {port} 443\r\n").as_bytes()).await.unwrap();
-        Self::http2_over(self.tls_over(tcp, b"h2").await).await
+        Self::http2_over(self.tls_over(tcp, None, b"h2").await).await
     }
 
     async fn http2_over(tls: TlsStream<TcpStream>) -> h2::client::SendRequest<Bytes> {
@@ -125,7 +134,10 @@ impl TestServer {
 
     /// Sends an HTTP/1.1 request, and returns the head of the response.
     pub(super) async fn http1(&self, head: &str) -> (String, TlsStream<TcpStream>) {
-        let mut tls = self.tls(b"http/1.1").await;
+        Self::http1_over(self.tls(b"http/1.1").await, head).await
+    }
+
+    async fn http1_over(mut tls: TlsStream<TcpStream>, head: &str) -> (String, TlsStream<TcpStream>) {
         tls.write_all(format!("{head}\r\n\r\n").as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {

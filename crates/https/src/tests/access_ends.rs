@@ -5,7 +5,7 @@ use mpvpn_users::{ExpiryOption, LockedUsers, SettingsChange, UserSettings, Users
 use super::*;
 
 /// The time after which nothing of a user without access lives.
-const LIMIT: Duration = Duration::from_secs(1);
+pub(super) const LIMIT: Duration = Duration::from_secs(1);
 
 /// The TCP transport of a user over HTTP/2, and its connection.
 async fn http2_transport(server: &TestServer, token: &str) -> (H2Stream, h2::client::SendRequest<Bytes>) {
@@ -76,4 +76,22 @@ async fn connections_of_a_user_end_with_the_access_and_those_of_others_stay() {
         assert!(ends(&mut upgraded).await, "{name}: a TCP transport over HTTP/1.1");
         send_and_receive_echo(other).await;
     }
+}
+
+#[tokio::test]
+async fn a_newer_token_keeps_nothing_that_was_opened_with_the_older_one() {
+    let server = TestServer::start(|_| {});
+    let file = server._state_dir.path().join("users.toml");
+    let shared = server.credentials.authenticator.users().unwrap();
+    let older = LockedUsers::open(&file).unwrap().add("alice", &UserSettings::default()).unwrap();
+    shared.replace(Users::load(&file).unwrap());
+    let (mut held, mut client) = http2_transport(&server, &older.authorization()).await;
+    let newer = LockedUsers::open(&file).unwrap().rotate("alice").unwrap().authorization();
+    shared.replace(Users::load(&file).unwrap());
+    // Before the connection learns of it.
+    let (response, _) = client.send_request(server.self_target_request(Some(&newer)), false).unwrap();
+    let status = timeout(SOON, response).await.unwrap().unwrap().status();
+    assert!([StatusCode::OK, StatusCode::MISDIRECTED_REQUEST].contains(&status), "{status}");
+    server.context.access_ends.send_replace(());
+    assert!(ends(&mut held).await && is_closed(client).await, "what the older token has opened lives");
 }
