@@ -1,7 +1,7 @@
-//! The end of a user's access: users in a file as a server reads it, shards with their messages, and clients
-//! with real TLS and HTTP/3, in simulated time. A carrier is a QUIC connection of a client, or the loopback
-//! connection by which the gateway forwards the requests of one TCP connection: many over HTTP/2, one over
-//! HTTP/1.1. The TCP side of the latter is tested in `mpvpn-https`.
+//! The end of a user's access: users in a file as a server reads it, with tokens or with certificates, shards
+//! with their messages, and clients with real TLS and HTTP/3, in simulated time. A carrier is a QUIC
+//! connection of a client, or the loopback connection by which the gateway forwards the requests of one TCP
+//! connection: many over HTTP/2, one over HTTP/1.1. The TCP side of the latter is tested in `mpvpn-https`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,19 +13,29 @@ use std::{
 use bytes::BytesMut;
 use mpvpn_config::{AuthMode, ServerConfig};
 use mpvpn_https::Site;
-use mpvpn_identity::{tls, trust::Trust};
+use mpvpn_identity::{
+    cert_files::CertFiles,
+    tls::{self, LastRefusal},
+    trust::Trust,
+};
 use mpvpn_input::shared::Shared;
 use mpvpn_masque::{
     connect, connect_ip::ConnectIpRequest, connect_mpvpn, connect_udp, extensions::Extensions,
     headers::Headers, structured::Typed,
 };
 use mpvpn_quic::{ClientSetup, OwnSockets, ServerSetup, Shard, TransportOptions, shard_of};
-use mpvpn_tunnel::{Forwarder, Registry, RelayId, ResponseStatus, Server, ServerEvent, UdpId};
+use mpvpn_tunnel::{CertificateId, Forwarder, Registry, RelayId, ResponseStatus, Server, ServerEvent, UdpId};
 use mpvpn_types::ByteSize;
 use mpvpn_users::{
-    Expiry, ExpiryOption, LockedUsers, SettingsChange, UserSettings, credentials::Credentials, users_file,
+    Expiry, ExpiryOption, LockedUsers, SettingsChange, UserCredential, UserSettings, auth::Authenticator,
+    client_certificates, credentials::Credentials, users_file,
 };
 use proptest::prelude::*;
+
+#[path = "../../https/src/tests/client_ca.rs"]
+mod client_ca;
+
+use client_ca::{Ca, Issued};
 
 use crate::{
     store::FileStore,
@@ -45,8 +55,15 @@ const TARGET: &str = "target.example:80";
 const USERS: [&str; 3] = ["alice", "bob", "carol"];
 const QUOTA: u64 = 5_000_000;
 
-/// Users without access, with the reasons.
-type EndedUsers = Arc<BTreeMap<String, String>>;
+/// What shards are told: users without access, with the reasons, and certificates that were revoked.
+type Ended = Arc<(BTreeMap<String, String>, BTreeSet<CertificateId>)>;
+
+/// The credentials of a user: the `authorization` field, or a certificate. For that of a TCP connection the
+/// TCP side vouches.
+enum Credential {
+    Token(String),
+    Certificate(Issued),
+}
 
 /// The gateway has all ports of the loopback address.
 #[derive(Debug)]
@@ -85,6 +102,8 @@ struct Connection {
     forwarder: Forwarder,
     carrier: Carrier,
     address: SocketAddr,
+    /// The certificate that it has shown in its handshake, and which counts for all of its requests.
+    certificate: Option<(usize, usize)>,
     requests: Vec<RelayId>,
     /// The credentials of its owner that were valid when they were shown: a user, and the number of the
     /// token.
@@ -102,11 +121,13 @@ struct World {
     registry: Registry,
     shards: Vec<Server>,
     now: Instant,
-    /// Messages to shards about users without access, with the time at which they arrive.
-    messages: Vec<(Instant, usize, EndedUsers)>,
+    /// Messages to shards about the end of access, with the time at which they arrive.
+    messages: Vec<(Instant, usize, Ended)>,
     connections: Vec<Connection>,
-    /// The `authorization` of each token of each user, the newest last.
-    tokens: Vec<Vec<String>>,
+    /// The tokens or certificates of each user, the newest last.
+    tokens: Vec<Vec<Credential>>,
+    /// The CA of the certificates, if these are what counts.
+    ca: Option<Ca>,
     /// The newest session of each user.
     secrets: BTreeMap<usize, Vec<u8>>,
     /// Open relays and UDP flows at the edge, with their shard and user.
@@ -116,21 +137,30 @@ struct World {
 
 impl World {
     fn new(shards: u8) -> Self {
+        Self::with(shards, None)
+    }
+
+    /// A server whose users have certificates of a CA, if there is one.
+    fn with(shards: u8, mut ca: Option<Ca>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = ServerConfig {
             state_dir: folder.path().into(),
-            auth: AuthMode::Token,
+            auth: if ca.is_some() { AuthMode::Mtls } else { AuthMode::Token },
             users: Some(folder.path().join("users.toml")),
+            client_ca: ca.as_ref().map(Ca::certificate_file),
+            crl: ca.as_ref().map(Ca::revocations_file),
             ..ServerConfig::default()
         };
         let settings = UserSettings { quota: Some(ByteSize::from_bytes(QUOTA)), ..UserSettings::default() };
         let mut users = LockedUsers::open(&users_file(&config)).unwrap();
-        let tokens = USERS.map(|name| vec![users.add(name, &settings).unwrap().authorization()]);
+        let tokens = USERS.map(|name| {
+            let token = users.add_with_credential(name, &settings, config.auth.into()).unwrap();
+            let by_token = token.map(|token| Credential::Token(token.authorization()));
+            vec![by_token.unwrap_or_else(|| Credential::Certificate(ca.as_mut().expect("a CA").issue(name)))]
+        });
         drop(users);
         let credentials = Credentials::load(&config).unwrap();
-        let trust = Trust::Pin(vec![credentials.identity.fingerprint()]);
-        let tls = Arc::new(tls::client_config(&trust, &[b"h3"]).unwrap());
-        let client = ClientSetup::new(tls, &TransportOptions::default(), &[3; 32]).unwrap();
+        let client = client_setup(&credentials, None);
         let list = UserList::open(FileStore::new(&config), &credentials.authenticator).unwrap().unwrap();
         let registry = Registry::new(config.subnet, config.subnet6, 200);
         let mut world = Self {
@@ -144,7 +174,8 @@ impl World {
             now: Instant::now(),
             messages: Vec::new(),
             connections: Vec::new(),
-            tokens: tokens.to_vec(),
+            tokens: tokens.into(),
+            ca,
             secrets: BTreeMap::new(),
             relays: BTreeMap::new(),
             flows: BTreeMap::new(),
@@ -193,12 +224,22 @@ impl World {
         let at = self.connections.len();
         let ip = if carrier == Carrier::Quic { Ipv4Addr::new(198, 51, 100, 1) } else { Ipv4Addr::LOCALHOST };
         let address = SocketAddr::from((ip, 20_000 + at as u16));
-        let setup = self.client.clone().steered(shard);
+        // Of several users, those with certificates take turns.
+        let user = at % USERS.len();
+        let shown = self.tokens[user].last().filter(|_| carrier == Carrier::Quic);
+        let (certificate, setup) = match shown {
+            Some(Credential::Certificate(issued)) => {
+                (Some(self.newest(user)), client_setup(&self.credentials, Some(&issued.files)))
+            }
+            _ => (None, self.client.clone()),
+        };
+        let setup = setup.steered(shard);
         let remote = SERVER.parse().unwrap();
         let forwarder = Forwarder::connect(self.now, &setup, remote, "mpvpn").unwrap();
         let (requests, shown) = (Vec::new(), BTreeSet::new());
         let is_used = false;
-        self.connections.push(Connection { forwarder, carrier, address, requests, shown, is_used });
+        let connection = Connection { forwarder, carrier, address, certificate, requests, shown, is_used };
+        self.connections.push(connection);
         self.run(5 * MS);
         at
     }
@@ -236,8 +277,9 @@ impl World {
 
     /// Makes a request with a token of a user, and returns the status of the response. `None`: there is none
     /// yet, or the connection is closed.
-    fn request(&mut self, at: usize, kind: Kind, (user, token): (usize, usize)) -> Option<u16> {
-        let authorization = self.tokens[user][token].clone();
+    fn request(&mut self, at: usize, kind: Kind, shown: (usize, usize)) -> Option<u16> {
+        let (user, token) = self.connections[at].certificate.unwrap_or(shown);
+        let authorization = self.authorization((user, token));
         let is_valid = self.is_valid((user, token));
         let headers = self.headers(kind, user, &authorization);
         let connection = &mut self.connections[at];
@@ -256,8 +298,7 @@ impl World {
             return None;
         };
         let status = answer.status().unwrap();
-        // A message on its way ends also what a user has by a token that is newer than the message.
-        self.connections[at].is_used |= status == 200 && self.messages.is_empty();
+        self.connections[at].is_used |= status == 200;
         if kind == Kind::Session && status == 200 {
             let secret = Extensions::of(&answer).unwrap().get("session").unwrap().bytes().unwrap().to_vec();
             self.secrets.insert(user, secret);
@@ -265,9 +306,20 @@ impl World {
         Some(status)
     }
 
+    /// The field by which a client shows a token, or the TCP side a certificate.
+    fn authorization(&self, (user, token): (usize, usize)) -> String {
+        match (&self.tokens[user][token], &self.credentials.authenticator) {
+            (Credential::Token(authorization), _) => authorization.clone(),
+            (Credential::Certificate(issued), Authenticator::Certificates(check)) => {
+                check.forward(&issued.der).unwrap()
+            }
+            (Credential::Certificate(_), _) => panic!("a certificate at a server without a CA"),
+        }
+    }
+
     /// Whether the server accepts a token now.
-    fn is_valid(&self, (user, token): (usize, usize)) -> bool {
-        self.credentials.authenticator.check(Some(&self.tokens[user][token])).is_ok()
+    fn is_valid(&self, shown: (usize, usize)) -> bool {
+        self.credentials.authenticator.check(Some(&self.authorization(shown))).is_ok()
     }
 
     fn newest(&self, user: usize) -> (usize, usize) {
@@ -282,7 +334,8 @@ impl World {
 
     fn reload(&mut self) {
         let read = self.list.read(self.now, SystemTime::now()).unwrap();
-        self.end(read.map(|change| change.ended).unwrap_or_default());
+        let (ended, revoked) = read.map(|change| (change.ended, change.revoked)).unwrap_or_default();
+        self.end(ended, revoked);
     }
 
     fn set(&mut self, user: usize, change: &SettingsChange) {
@@ -290,9 +343,16 @@ impl World {
     }
 
     fn rotate(&mut self, user: usize) {
+        if let (Some(ca), Some(Credential::Certificate(old))) = (&mut self.ca, self.tokens[user].last()) {
+            ca.revoke(old);
+            let new = ca.issue(USERS[user]);
+            self.tokens[user].push(Credential::Certificate(new));
+            // A user that was not revoked needs no other entry.
+            return self.change(|users| drop(users.renew(USERS[user], UserCredential::Certificate)));
+        }
         let mut token = None;
         self.change(|users| token = Some(users.rotate(USERS[user]).unwrap()));
-        self.tokens[user].extend(token.map(|token| token.authorization()));
+        self.tokens[user].extend(token.map(|token| Credential::Token(token.authorization())));
     }
 
     /// Counts more for a user than the quota.
@@ -303,7 +363,7 @@ impl World {
         );
         let carried = [(USERS[user].to_owned(), QUOTA)];
         let ended = self.list.count(self.now, SystemTime::now(), &carried);
-        self.end(ended.unwrap_or_default());
+        self.end(ended.unwrap_or_default(), BTreeSet::new());
     }
 
     /// Gives a user the access back.
@@ -312,16 +372,21 @@ impl World {
         self.rotate(user);
     }
 
-    /// Ends the access of users at the first shard now, and at the others when the message arrives.
-    fn end(&mut self, ended: BTreeMap<String, String>) {
-        if ended.is_empty() {
+    /// Ends access at the first shard now, and at the others when the message arrives.
+    fn end(&mut self, users: BTreeMap<String, String>, certificates: BTreeSet<CertificateId>) {
+        if users.is_empty() && certificates.is_empty() {
             return;
         }
-        let ended = Arc::new(ended);
-        self.shards[0].end_users(self.now, &ended);
+        let ended = Arc::new((users, certificates));
+        Self::tell(&mut self.shards[0], self.now, &ended);
         for shard in 1..self.shards.len() {
             self.messages.push((self.now + MESSAGE_DELAY * shard as u32, shard, Arc::clone(&ended)));
         }
+    }
+
+    fn tell(shard: &mut Server, now: Instant, ended: &Ended) {
+        shard.end_users(now, &ended.0);
+        shard.end_certificates(now, &ended.1, client_certificates::REVOKED);
     }
 
     fn run(&mut self, time: Duration) {
@@ -344,7 +409,7 @@ impl World {
         let (now, count) = (self.now, self.shards.len());
         let mut moved = false;
         for (_, shard, ended) in self.messages.extract_if(.., |(at, ..)| *at <= now) {
-            self.shards[shard].end_users(now, &ended);
+            Self::tell(&mut self.shards[shard], now, &ended);
         }
         let mut buffer = Vec::new();
         for connection in &mut self.connections {
@@ -440,6 +505,13 @@ impl World {
     }
 }
 
+/// A client that shows a certificate in its handshakes, if it has one.
+fn client_setup(credentials: &Credentials, own: Option<&CertFiles>) -> ClientSetup {
+    let trust = Trust::Pin(vec![credentials.identity.fingerprint()]);
+    let tls = tls::client_config_reporting(&trust, own, &[b"h3"], &LastRefusal::default()).unwrap();
+    ClientSetup::new(Arc::new(tls), &TransportOptions::default(), &[3; 32]).unwrap()
+}
+
 fn past() -> Expiry {
     "2020-01-01".parse::<ExpiryOption>().unwrap().resolve(SystemTime::now())
 }
@@ -471,6 +543,22 @@ fn credentials_count_no_more_where_a_shard_has_not_heard_yet_that_access_has_end
         world.run(LIMIT);
         world.check();
     }
+}
+
+#[test]
+fn what_a_user_opens_with_a_newer_token_outlives_a_late_message_about_the_older_one() {
+    let mut world = World::new(16);
+    let before = world.connect(Carrier::Quic, 15);
+    assert_eq!(world.request(before, Kind::Tcp, (0, 0)), Some(200));
+    world.change(|users| users.revoke("alice").unwrap());
+    world.restore(0);
+    let after = world.connect(Carrier::Quic, 15);
+    assert_eq!(world.request(after, Kind::Tcp, world.newest(0)), Some(200));
+    assert!(!world.messages.is_empty(), "the last shard knows already");
+    world.run(LIMIT);
+    let is_over = [before, after].map(|at| world.connections[at].forwarder.is_over());
+    assert_eq!(is_over, [true, false], "that of the older token, and that of the newer one");
+    world.check();
 }
 
 /// A step of an order that is tested. Numbers that are too large count modulo what there is.
@@ -512,8 +600,9 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn play(shards: u8, ops: &[Op]) {
-    let mut world = World::new(shards);
+/// Without a CA, users have tokens.
+fn play(shards: u8, ca: Option<Ca>, ops: &[Op]) {
+    let mut world = World::with(shards, ca);
     world.connect(Carrier::Quic, shards - 1);
     for op in ops {
         let user = |number: usize| number % USERS.len();
@@ -524,7 +613,7 @@ fn play(shards: u8, ops: &[Op]) {
                 let at = at % world.connections.len();
                 let (user, newest) = world.newest(user(number));
                 let token = if is_newest { newest } else { newest.saturating_sub(1) };
-                let is_valid = world.is_valid((user, token));
+                let is_valid = world.is_valid(world.connections[at].certificate.unwrap_or((user, token)));
                 match world.request(at, kind, (user, token)) {
                     Some(401) => assert!(!is_valid, "{op:?}: valid credentials are refused"),
                     Some(status) => {
@@ -561,6 +650,14 @@ proptest! {
         shards in 1..=16u8,
         ops in prop::collection::vec(op(), 1..40),
     ) {
-        play(shards, &ops);
+        play(shards, None, &ops);
+    }
+
+    #[test]
+    fn nothing_of_a_refused_user_with_a_certificate_lives_after_a_second(
+        shards in 1..=16u8,
+        ops in prop::collection::vec(op(), 1..40),
+    ) {
+        play(shards, Some(Ca::new()), &ops);
     }
 }

@@ -341,8 +341,12 @@ impl Authenticate for UserChecks {
     ) -> Result<AuthenticatedUser, String> {
         let checked = self.authenticator.authenticate(authorization, certificate);
         checked
-            .map(|(user, certificate)| AuthenticatedUser { name: user.name, certificate })
+            .map(|(user, credential)| AuthenticatedUser { name: user.name, credential })
             .map_err(|denied| denied.to_string())
+    }
+
+    fn has_access(&self, user: &AuthenticatedUser) -> bool {
+        user.credential.is_none_or(|credential| self.authenticator.has_access(&user.name, &credential))
     }
 
     fn limits(&self, user: &str) -> UserLimits {

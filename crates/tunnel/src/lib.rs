@@ -68,7 +68,8 @@ pub use pool::{AddressPool, AddressSet, Addresses, LeaseRecord, PoolExhausted, R
 pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};
 pub use relay::{RelayId, RelayRead};
 pub use server::{
-    Authenticate, AuthenticatedUser, CertificateId, ClosedConnection, FilterRequest, Reconfiguration, Server,
-    ServerConfig, ServerCounters, ServerEvent, SessionReport, SiteResponse, TunOutcome,
+    Authenticate, AuthenticatedUser, CertificateId, ClosedConnection, CredentialId, FilterRequest,
+    Reconfiguration, Server, ServerConfig, ServerCounters, ServerEvent, SessionReport, SiteResponse,
+    TunOutcome,
 };
 pub use udp::UdpId;

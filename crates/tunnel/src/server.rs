@@ -52,8 +52,8 @@ use crate::{
 
 use client_mtus::ClientMtus;
 pub use config::{
-    Authenticate, AuthenticatedUser, CertificateId, FilterRequest, ServerConfig, ServerEvent, SiteResponse,
-    TunOutcome,
+    Authenticate, AuthenticatedUser, CertificateId, CredentialId, FilterRequest, ServerConfig, ServerEvent,
+    SiteResponse, TunOutcome,
 };
 use packets::pass_on;
 use peer::{AuthenticatedPeer, Peer};
@@ -253,26 +253,30 @@ impl Server {
         self.reap_or_mark(now, id);
     }
 
-    /// Ends everything of these users, who have no access any more; each connection is told the reason.
+    /// Ends everything that these users have by credentials which count no more; each connection is told the
+    /// reason. The caller may be late: a user may have access again meanwhile, by other credentials.
     pub fn end_users(&mut self, now: Instant, users: &BTreeMap<String, String>) {
-        self.end_connections(now, |owner| users.get(&owner.name).map(String::as_str));
+        self.end_connections(now, |auth, owner| {
+            let reason = users.get(&owner.name)?;
+            (!auth.has_access(owner)).then_some(reason.as_str())
+        });
     }
 
     /// Ends all connections that these certificates authenticated; each is told the reason.
     pub fn end_certificates(&mut self, now: Instant, ended: &BTreeSet<CertificateId>, reason: &str) {
-        let has_ended = |owner: &AuthenticatedUser| owner.certificate.is_some_and(|own| ended.contains(&own));
-        self.end_connections(now, |owner| has_ended(owner).then_some(reason));
+        let has_ended = |owner: &AuthenticatedUser| owner.credential.is_some_and(|own| ended.contains(&own));
+        self.end_connections(now, |_, owner| has_ended(owner).then_some(reason));
     }
 
     /// Ends the connections for whose owners there is a reason.
     fn end_connections<'a>(
         &mut self,
         now: Instant,
-        reason_for: impl Fn(&AuthenticatedUser) -> Option<&'a str>,
+        reason_for: impl Fn(&dyn Authenticate, &AuthenticatedUser) -> Option<&'a str>,
     ) {
         for id in self.peers.ids() {
             let owner = self.peers.get(id).and_then(|peer| peer.owner.as_ref());
-            if let Some(reason) = owner.and_then(&reason_for) {
+            if let Some(reason) = owner.and_then(|owner| reason_for(&*self.config.auth, owner)) {
                 self.isolated(id, |server| server.close_peer(now, id, h3::code::NO_ERROR, reason));
             }
         }

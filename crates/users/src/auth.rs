@@ -12,12 +12,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use crate::{
     client_certificates::CertificateCheck,
     denied::{Denied, User},
-    users::SharedUsers,
+    users::{SharedUsers, Users},
 };
-use mpvpn_identity::{
-    client_ca::CertificateId,
-    token::{MAX_TOKEN_BYTES, ParseTokenError},
-};
+use mpvpn_identity::token::{MAX_TOKEN_BYTES, ParseTokenError, Token};
 
 /// Decides whether a request may use the server.
 #[derive(Clone, Debug)]
@@ -41,7 +38,8 @@ impl Authenticator {
     }
 
     /// The user of a client that shows this value of the field `authorization`, and whose TLS handshake has
-    /// verified this certificate (DER); and which certificate it is, if that is what counts.
+    /// verified this certificate (DER); and what names the credential that counts: the SHA-256 of the token,
+    /// or the number of the certificate.
     ///
     /// # Errors
     /// If the client has no access.
@@ -49,43 +47,60 @@ impl Authenticator {
         &self,
         authorization: Option<&str>,
         certificate: Option<&[u8]>,
-    ) -> Result<(User, Option<CertificateId>), Denied> {
+    ) -> Result<(User, Option<[u8; 32]>), Denied> {
         match self {
+            Self::None => Ok((User { name: "anonymous".into() }, None)),
+            Self::Tokens(users) => {
+                by_token(&users.now(), authorization).map(|(user, hash)| (user, Some(hash)))
+            }
             Self::Certificates(check) => {
                 let checked = check.check(authorization, certificate, SystemTime::now());
                 checked.map(|(user, id)| (user, Some(id)))
             }
-            Self::None | Self::Tokens(_) => self.check(authorization).map(|user| (user, None)),
         }
     }
 
     /// The user whose token is in `authorization`, the value of the request's field of that name.
     pub fn check(&self, authorization: Option<&str>) -> Result<User, Denied> {
-        let users = match self {
-            Self::None => return Ok(User { name: "anonymous".into() }),
-            Self::Tokens(users) => users,
-            Self::Certificates(check) => {
-                return check.check(authorization, None, SystemTime::now()).map(|(user, _)| user);
+        self.authenticate(authorization, None).map(|(user, _)| user)
+    }
+
+    /// Whether a user has access now by a credential that [`Self::authenticate`] has named. The end of a
+    /// certificate's validity does not count here.
+    pub fn has_access(&self, user: &str, credential: &[u8; 32]) -> bool {
+        let now = SystemTime::now();
+        match self {
+            Self::None => true,
+            Self::Tokens(users) => {
+                users.now().user_by_hash(credential, now).is_ok_and(|own| own.name == user)
             }
-        };
-        let (scheme, rest) =
-            authorization.ok_or(Denied::Missing)?.split_once(' ').ok_or(Denied::Malformed)?;
-        let rest = rest.trim_matches(' ');
-        let (name, token) = match scheme {
-            _ if scheme.eq_ignore_ascii_case("bearer") => (None, rest.parse()),
-            _ if scheme.eq_ignore_ascii_case("basic") => {
-                let (name, password) = name_and_password(rest).ok_or(Denied::Malformed)?;
-                (Some(name), password.parse())
-            }
-            // Clients of the first drafts of MASQUE.
-            _ if scheme.eq_ignore_ascii_case("privacytoken") => {
-                (None, rest.strip_prefix("token=").ok_or(Denied::Malformed)?.trim_matches('"').parse())
-            }
-            _ => return Err(Denied::Malformed),
-        };
-        let token = token.map_err(|ParseTokenError| Denied::Malformed)?;
-        let holder = users.now().user_with(&token, SystemTime::now())?;
-        if name.is_none_or(|name| name == holder.name) { Ok(holder) } else { Err(Denied::Unknown) }
+            Self::Certificates(check) => check.has_access(user, credential, now),
+        }
+    }
+}
+
+/// The user whose token is in `authorization`, and the SHA-256 of the token.
+fn by_token(users: &Users, authorization: Option<&str>) -> Result<(User, [u8; 32]), Denied> {
+    let (scheme, rest) = authorization.ok_or(Denied::Missing)?.split_once(' ').ok_or(Denied::Malformed)?;
+    let rest = rest.trim_matches(' ');
+    let (name, token) = match scheme {
+        _ if scheme.eq_ignore_ascii_case("bearer") => (None, rest.parse()),
+        _ if scheme.eq_ignore_ascii_case("basic") => {
+            let (name, password) = name_and_password(rest).ok_or(Denied::Malformed)?;
+            (Some(name), password.parse())
+        }
+        // Clients of the first drafts of MASQUE.
+        _ if scheme.eq_ignore_ascii_case("privacytoken") => {
+            (None, rest.strip_prefix("token=").ok_or(Denied::Malformed)?.trim_matches('"').parse())
+        }
+        _ => return Err(Denied::Malformed),
+    };
+    let token: Token = token.map_err(|ParseTokenError| Denied::Malformed)?;
+    let hash = token.hash();
+    let holder = users.user_by_hash(&hash, SystemTime::now())?;
+    match name.is_none_or(|name| name == holder.name) {
+        true => Ok((holder, hash)),
+        false => Err(Denied::Unknown),
     }
 }
 
@@ -104,8 +119,6 @@ mod tests {
 
     use super::*;
     use crate::file::{LockedUsers, UserSettings};
-    use crate::users::Users;
-    use mpvpn_identity::token::Token;
 
     fn alice() -> (Authenticator, Token) {
         let home = tempfile::tempdir().unwrap();

@@ -134,6 +134,11 @@ impl CertificateCheck {
         Ok((user, shown.id))
     }
 
+    /// Whether a user is listed with access, and this certificate is not revoked.
+    pub(crate) fn has_access(&self, user: &str, id: &CertificateId, now: SystemTime) -> bool {
+        !self.revoked.now().contains(id) && self.users.now().listed(user, now).is_ok()
+    }
+
     /// The `authorization` field by which the server's TCP side forwards requests of a client with this
     /// certificate.
     pub fn forward(&self, certificate: &[u8]) -> Option<String> {

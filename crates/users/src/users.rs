@@ -226,10 +226,14 @@ impl Users {
 
     /// The user with this token.
     pub(crate) fn user_with(&self, token: &Token, now: SystemTime) -> Result<User, Denied> {
-        let hash = token.hash();
-        let entry = self.by_hash.get(&hash).and_then(|place| self.all.get(*place)).ok_or(Denied::Unknown)?;
+        self.user_by_hash(&token.hash(), now)
+    }
+
+    /// The user whose token has this SHA-256.
+    pub(crate) fn user_by_hash(&self, hash: &[u8; 32], now: SystemTime) -> Result<User, Denied> {
+        let entry = self.by_hash.get(hash).and_then(|place| self.all.get(*place)).ok_or(Denied::Unknown)?;
         let own = entry.token_sha256.as_ref().ok_or(Denied::Unknown)?;
-        verify_slices_are_equal(&own.0, &hash).map_err(|_| Denied::Unknown)?;
+        verify_slices_are_equal(&own.0, hash).map_err(|_| Denied::Unknown)?;
         self.refusal(entry, now).map_or_else(|| Ok(User { name: entry.name.clone() }), Err)
     }
 

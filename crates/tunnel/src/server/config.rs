@@ -17,19 +17,22 @@ pub type SiteResponse = (Headers, Bytes);
 /// Names a certificate of a client.
 pub type CertificateId = [u8; 32];
 
+/// Names a credential: a [`CertificateId`], or the SHA-256 of a token.
+pub type CredentialId = [u8; 32];
+
 /// A user whose credentials are right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthenticatedUser {
     /// The name.
     pub name: String,
-    /// The certificate that was the credential, if it was one.
-    pub certificate: Option<CertificateId>,
+    /// The credential; `None` if none is needed.
+    pub credential: Option<CredentialId>,
 }
 
 impl From<&str> for AuthenticatedUser {
-    /// A user without a certificate.
+    /// A user that needs no credential.
     fn from(name: &str) -> Self {
-        Self { name: name.to_owned(), certificate: None }
+        Self { name: name.to_owned(), credential: None }
     }
 }
 
@@ -45,6 +48,13 @@ pub trait Authenticate: Send {
         authorization: Option<&str>,
         certificate: Option<&[u8]>,
     ) -> Result<AuthenticatedUser, String>;
+
+    /// Whether a user has access now by the credential that was accepted before. Unless it does,
+    /// [`Server::end_users`] ends what the user has by it.
+    fn has_access(&self, user: &AuthenticatedUser) -> bool {
+        let _ = user;
+        false
+    }
 
     /// The limits of a user.
     fn limits(&self, user: &str) -> UserLimits {

@@ -47,7 +47,7 @@ pub(super) struct Peer {
     pub(super) udp: UdpFlows,
     pub(super) early: EarlyPayloads,
     /// The user of the credentials that it has shown first, also by a request that was refused later.
-    /// All that it has is this user's, and ends with the access of this user.
+    /// All that it has is this user's, and ends with these credentials.
     pub(super) owner: Option<AuthenticatedUser>,
     /// The limits of its user; `None` if the user has none.
     pub(super) limits: Option<Box<ConnectionLimits>>,

@@ -258,8 +258,8 @@ impl Server {
     }
 
     /// The user of the credentials, which are looked up for each request: access may have ended since the one
-    /// before. A connection belongs to the first user whose credentials it shows, as what it carries counts
-    /// for one user; for another user, the client takes another connection (421, RFC 9110 §15.5.20).
+    /// before. A connection belongs to the first credentials that it shows, as it ends with them, and what it
+    /// carries counts for one user; for others, the client takes another connection (421, RFC 9110 §15.5.20).
     pub(super) fn user_of(
         &mut self,
         id: ConnectionHandle,
@@ -271,7 +271,7 @@ impl Server {
         match &peer.owner {
             Some(owner) if *owner == user => {}
             Some(_) => {
-                let why = "this connection belongs to another user: open one for this user";
+                let why = "this connection belongs to other credentials: open one for these";
                 return Err(Rejection::new(421, why));
             }
             None => {
