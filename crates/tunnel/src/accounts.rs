@@ -88,7 +88,7 @@ impl UserAccount {
 }
 
 /// The accounts of all users that have one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Accounts(BTreeMap<String, UserAccount>);
 
 impl Accounts {

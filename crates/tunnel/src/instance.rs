@@ -14,7 +14,7 @@ pub type ClientInstance = [u8; 16];
 const MAX_REMEMBERED: usize = 8;
 
 /// The process that has a session, and others that showed its secret.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SessionHolder {
     now: Option<ClientInstance>,
     /// Those that had it before: they were ended, or another machine has taken it over.

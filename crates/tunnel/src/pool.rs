@@ -125,7 +125,7 @@ pub enum RestoreError {
 }
 
 /// The leases of one user.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct UserLeases {
     count: usize,
     /// Those that no client uses, the longest unused first.
@@ -146,7 +146,7 @@ struct Lease {
 /// The first address of each subnet is that of the server. The IPv6 address of a client has the same offset
 /// in its subnet as the IPv4 address, so that people recognise it. A client gets more than one address of
 /// each family only while less than half of the pool is in use, so that further clients can still connect.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AddressPool {
     v4: Ipv4Net,
     v6: Option<Ipv6Net>,

@@ -12,7 +12,7 @@ use mpvpn_quic::{ProcessBytes, UserBytes};
 const MIN_PRUNED: usize = 64;
 
 /// The bytes that wait for the users of a server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct QueuesOfUsers {
     process: Arc<ProcessBytes>,
     users: BTreeMap<String, UserBytes>,

@@ -129,7 +129,7 @@ pub(crate) struct AdmissionRequest<'a> {
     pub(crate) connection: ConnectionHandle,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Session {
     id: SessionId,
     user: String,
@@ -142,7 +142,7 @@ struct Session {
     flows: SessionFlows,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     pool: AddressPool,
     sessions: BTreeMap<SessionSecret, Session>,
@@ -467,6 +467,9 @@ impl Registry {
         self.note_lease_change();
     }
 }
+
+#[cfg(test)]
+mod model_tests;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,347 @@
+//! A model of sessions, of which every state within bounds is explored.
+//!
+//! Parties: a device of alice; a second device, with a copy of alice's state folder or of bob; and mallory, a
+//! user of the same server. All of them know every secret that was ever made, and mallory also shows the
+//! process number of alice's device. Nobody knows a token of another user, which TLS keeps. Events, in every
+//! order: a party asks for the initial connection or joins, a connection is lost, a device starts its process
+//! again, an administrator ends the access of a user or gives out a new token, the server is started again.
+//! There are two shards: what shard 0 does at once, shard 1 learns by messages that may be late.
+//!
+//! The sessions are those of the [`Registry`] itself. Three rules of [`Server`](crate::Server) stand here in
+//! short, whose own form the crate `server` tests (`access_tests`): each request shows a token that is valid
+//! now; connections are closed when their token has ended; and when another connection has replaced them.
+//!
+//! What always holds is in [`World::ask`] and [`World::check`].
+
+use std::collections::VecDeque;
+
+use super::*;
+
+const USERS: [&str; 3] = ["alice", "bob", "mallory"];
+/// The parties: the first two are devices, whose users are parameters of the model.
+const MALLORY: usize = 2;
+const PARTIES: usize = 3;
+
+/// The end of the exploration: states beyond are checked, and not explored further.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Secrets that the server makes.
+    secrets: u8,
+    connections: usize,
+    /// Tokens of a user.
+    tokens: u8,
+    /// Processes of a device.
+    processes: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A party asks for a connection as a process of `process_of`, and shows a secret.
+    Ask {
+        party: usize,
+        process_of: usize,
+        secret: Option<u8>,
+        number: u8,
+    },
+    /// A connection is lost, or the message that it was replaced has arrived.
+    Lose(usize),
+    StartProcess(usize),
+    EndAccess(usize),
+    /// A user has access by a new token.
+    GiveToken(usize),
+    /// Shard 1 learns that access has ended.
+    Deliver,
+    StartServer,
+}
+
+/// A connection; `serial` names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Connection {
+    secret: SessionSecret,
+    number: ConnectionNumber,
+    user: usize,
+    token: u8,
+    instance: ClientInstance,
+    is_replaced: bool,
+    serial: u64,
+}
+
+impl Connection {
+    fn shard(&self) -> u8 {
+        self.number.number()
+    }
+}
+
+/// The server and its clients.
+#[derive(Clone)]
+struct World {
+    registry: Registry,
+    now: Instant,
+    connections: Vec<Connection>,
+    /// The users of the two devices, and mallory.
+    users: [usize; PARTIES],
+    /// The user of each secret.
+    owners: Vec<usize>,
+    /// The valid token of each user; `None`: no access.
+    tokens: [Option<u8>; 3],
+    /// The number of tokens that each user was given.
+    given: [u8; 3],
+    processes: [u8; PARTIES],
+    /// Whether a message about the end of access is on its way to shard 1.
+    is_pending: bool,
+}
+
+impl World {
+    fn new(second: usize) -> Self {
+        Self {
+            registry: empty_registry(),
+            now: Instant::now(),
+            connections: Vec::new(),
+            users: [0, second, MALLORY],
+            owners: Vec::new(),
+            tokens: [Some(0); 3],
+            given: [1; 3],
+            processes: [0; PARTIES],
+            is_pending: false,
+        }
+    }
+
+    /// The world after an event, or what is wrong then.
+    fn after(&self, event: Event) -> Result<Self, &'static str> {
+        let inner = Arc::new(Mutex::new(self.registry.lock().clone()));
+        let mut world = self.clone();
+        world.registry = Registry { inner, leases_changed: Arc::default() };
+        match event {
+            Event::Ask { party, process_of, secret, number } => {
+                world.ask(world.users[party], world.instance(process_of), secret, number)?;
+            }
+            Event::Lose(at) => world.close(|own| own.serial == self.connections[at].serial),
+            Event::StartProcess(party) => world.processes[party] += 1,
+            Event::EndAccess(user) => {
+                world.tokens[user] = None;
+                world.end_access();
+            }
+            Event::GiveToken(user) => {
+                world.tokens[user] = Some(world.given[user]);
+                world.given[user] += 1;
+                world.end_access();
+            }
+            Event::Deliver => {
+                world.is_pending = false;
+                world.close_without_access(1);
+            }
+            Event::StartServer => {
+                (world.is_pending, world.connections) = (false, Vec::new());
+                let leases = world.registry.leases();
+                world.registry = empty_registry();
+                if !world.registry.restore_leases(world.now, leases).is_empty() {
+                    return Err("a lease that cannot be restored");
+                }
+            }
+        }
+        world.connections.sort();
+        world.check().map(|()| world)
+    }
+
+    fn instance(&self, party: usize) -> ClientInstance {
+        [16 * party as u8 + self.processes[party]; 16]
+    }
+
+    /// A request with the newest token of a user.
+    fn ask(
+        &mut self,
+        user: usize,
+        instance: ClientInstance,
+        shown: Option<u8>,
+        number: u8,
+    ) -> Result<(), &'static str> {
+        let Some(token) = self.tokens[user] else { return Ok(()) };
+        let (shown, new) = (shown.map(|secret| [secret; 16]), [self.owners.len() as u8 + 1; 16]);
+        let number = ConnectionNumber::new(number).unwrap();
+        let request = AdmissionRequest {
+            user: USERS[user],
+            secret: shown,
+            instance: Some(instance),
+            number,
+            limits: UserLimits::default(),
+            shard: number.number(),
+            connection: ConnectionHandle(0),
+        };
+        let Ok(admission) = self.registry.admit(&request, || new) else { return Ok(()) };
+        let Admission { secret, addresses, serial, replaced, .. } = admission;
+        if addresses.is_none() {
+            self.registry.assign(secret, USERS[user], &[]).unwrap();
+        }
+        for slot in replaced {
+            let old = self.connections.iter_mut().find(|own| own.serial == slot.serial);
+            let old = old.filter(|own| !own.is_replaced).ok_or("a replaced connection that is not there")?;
+            old.is_replaced = true;
+        }
+        // At the same shard without delay.
+        self.close(|own| own.is_replaced && own.shard() == number.number());
+        let new_connection = Connection { secret, number, user, token, instance, is_replaced: false, serial };
+        self.connections.push(new_connection);
+        if secret == new {
+            self.owners.push(user);
+            return if number == ConnectionNumber::INITIAL { Ok(()) } else { Err("a join made a session") };
+        }
+        if shown != Some(secret) {
+            return Err("a session whose secret was not shown");
+        }
+        if self.owners[usize::from(secret[0]) - 1] == user {
+            Ok(())
+        } else {
+            Err("a secret admitted another user")
+        }
+    }
+
+    fn close(&mut self, ends: impl Fn(&Connection) -> bool) {
+        for own in self.connections.extract_if(.., |own| ends(own)) {
+            self.registry.remove(self.now, &own.secret, own.number, own.serial);
+        }
+    }
+
+    /// Closes the connections of a shard whose tokens have ended.
+    fn close_without_access(&mut self, shard: u8) {
+        let tokens = self.tokens;
+        self.close(|own| own.shard() == shard && tokens[own.user] != Some(own.token));
+    }
+
+    fn end_access(&mut self) {
+        self.is_pending = true;
+        self.close_without_access(0);
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        let inner = self.registry.lock();
+        for own in &self.connections {
+            let may_live = self.tokens[own.user] == Some(own.token) || self.is_pending && own.shard() == 1;
+            let session = inner.sessions.get(&own.secret);
+            let slot = session.and_then(|session| session.connections.get(&own.number));
+            let has_slot = slot.is_some_and(|slot| slot.serial == own.serial);
+            if !may_live {
+                return Err("a connection lives after the end of access, or with a token before the newest");
+            }
+            if has_slot == own.is_replaced {
+                return Err("a connection without a place, or a replaced one with a place");
+            }
+            let holds =
+                session.is_some_and(|session| session.holder.claim(Some(own.instance)) == Claim::Holder);
+            if !own.is_replaced && !holds {
+                return Err("a session of two processes");
+            }
+        }
+        let places: usize = inner.sessions.values().map(|session| session.connections.len()).sum();
+        if places != self.connections.iter().filter(|own| !own.is_replaced).count() {
+            return Err("a place of a connection that is closed");
+        }
+        let mut addresses = BTreeSet::new();
+        for lease in inner.pool.leases() {
+            if lease.user != USERS[self.owners[usize::from(lease.secret[0]) - 1]] {
+                return Err("addresses of another user's session");
+            }
+            if !lease.addresses.iter().all(|ip| addresses.insert(*ip)) {
+                return Err("an address of two sessions");
+            }
+            let is_routed = inner.sessions.contains_key(&lease.secret).then_some(lease.secret);
+            if lease.addresses.iter().any(|ip| inner.by_ip.get(ip).copied() != is_routed) {
+                return Err("an address leads to a session that has ended, or to none");
+            }
+        }
+        let counts = USERS.map(|user| inner.sessions.values().filter(|own| own.user == user).count());
+        let counted = USERS.map(|user| inner.users.get(user).copied().unwrap_or(0) as usize);
+        if counts != counted { Err("sessions of a user that do not exist are counted") } else { Ok(()) }
+    }
+
+    /// Everything on which the future depends: all but serial numbers.
+    fn key(&self) -> impl Ord + use<> {
+        let inner = self.registry.lock();
+        let connections = self.connections.iter().map(|own| Connection { serial: 0, ..own.clone() });
+        let holders = inner.sessions.iter().map(|(secret, session)| (*secret, session.holder.clone()));
+        let leases = inner.pool.leases().map(|own| (own.secret, own.addresses, own.idle_since.is_some()));
+        (
+            connections.collect::<Vec<_>>(),
+            holders.collect::<Vec<_>>(),
+            leases.collect::<Vec<_>>(),
+            self.owners.clone(),
+            (self.tokens, self.given, self.processes, self.is_pending),
+        )
+    }
+
+    fn events(&self, bounds: Bounds) -> Vec<Event> {
+        let mut events = vec![Event::StartServer];
+        for party in 0..PARTIES {
+            let secrets = (1..=self.owners.len() as u8).map(Some).chain([None]);
+            let processes = if party == MALLORY { vec![0, MALLORY] } else { vec![party] };
+            for (secret, number) in secrets.flat_map(|secret| [(secret, 0), (secret, 1)]) {
+                let ask = |process_of: &usize| Event::Ask { party, process_of: *process_of, secret, number };
+                events.extend(processes.iter().map(ask));
+            }
+        }
+        events.extend((0..self.connections.len()).map(Event::Lose));
+        events.extend(
+            (0..MALLORY).filter(|at| self.processes[*at] + 1 < bounds.processes).map(Event::StartProcess),
+        );
+        let users: BTreeSet<_> = self.users[..MALLORY].iter().copied().collect();
+        let with_access = users.iter().filter(|user| self.tokens[**user].is_some());
+        events.extend(with_access.map(|user| Event::EndAccess(*user)));
+        let may_get = |user: &&usize| self.given[**user] < bounds.tokens;
+        events.extend(users.iter().filter(may_get).map(|user| Event::GiveToken(*user)));
+        events.extend(self.is_pending.then_some(Event::Deliver));
+        events
+    }
+
+    fn is_within(&self, bounds: Bounds) -> bool {
+        self.owners.len() <= usize::from(bounds.secrets) && self.connections.len() <= bounds.connections
+    }
+}
+
+fn empty_registry() -> Registry {
+    Registry::new("10.0.0.0/24".parse().unwrap(), None, 100)
+}
+
+/// Explores all states, the nearest first, so that a failure is told with a shortest way to it. Returns the
+/// number of states.
+fn explore(second: usize, bounds: Bounds) -> usize {
+    let first = World::new(second);
+    let mut seen = BTreeSet::from([first.key()]);
+    let (mut next, mut origins) = (VecDeque::from([(0, first)]), vec![None]);
+    while let Some((number, world)) = next.pop_front() {
+        for event in world.events(bounds) {
+            let after = world.after(event).unwrap_or_else(|wrong| {
+                let back = std::iter::successors(origins[number], |(from, _)| origins[*from]);
+                let mut events: Vec<Event> = back.map(|(_, event)| event).collect();
+                events.reverse();
+                panic!("{wrong} after {events:?} and {event:?}")
+            });
+            if after.is_within(bounds) && seen.insert(after.key()) {
+                next.push_back((origins.len(), after));
+                origins.push(Some((number, event)));
+            }
+        }
+    }
+    seen.len()
+}
+
+/// Explores all states within bounds, with a second device of alice and with one of bob.
+fn explore_with_either_device(bounds: Bounds) {
+    for second in [0, 1] {
+        let states = explore(second, bounds);
+        println!("{states} states with a second device of {}", USERS[second]);
+        assert!(states > 1000, "{states}");
+    }
+}
+
+const SMALL: Bounds = Bounds { secrets: 2, connections: 2, tokens: 1, processes: 2 };
+
+#[test]
+fn a_secret_admits_its_user_alone_until_access_ends() {
+    explore_with_either_device(SMALL);
+}
+
+/// 300,000 states.
+#[test]
+#[ignore = "takes a minute"]
+fn a_secret_admits_its_user_alone_until_access_ends_also_with_another_token() {
+    explore_with_either_device(Bounds { tokens: 2, ..SMALL });
+}
