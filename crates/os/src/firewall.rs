@@ -153,15 +153,34 @@ impl Change {
         }
     }
 
+    /// The script that makes the change, if its facts are those of a tunnel.
+    ///
+    /// # Errors
+    /// Why they are not.
+    pub(crate) fn checked_script(&self) -> Result<String, String> {
+        // A name with a quotation mark could begin a statement of its own. JSON escapes such characters.
+        let facts = json!(self).to_string();
+        if facts.contains('\\') || !is_own(&self.table()) {
+            return Err("a name has a quotation mark, a backslash or a control character".to_owned());
+        }
+        // There is a rule with all conditions for each mark.
+        if facts.len().saturating_mul(self.most_marks()) > helper::MAX_MESSAGE_BYTES as usize {
+            return Err("a rule has too many marks and conditions".to_owned());
+        }
+        Ok(self.script())
+    }
+
+    fn most_marks(&self) -> usize {
+        let Self::Rules(rules) = self else { return 1 };
+        rules.mark_rules.iter().map(|rule| rule.packets.marks.len()).max().unwrap_or(1)
+    }
+
     /// Makes the change in this process.
     pub(crate) fn carry_out(&self) -> Ended {
-        // A name with a quotation mark could begin a statement of its own. JSON escapes such characters.
-        if json!(self).to_string().contains('\\') || !is_own(&self.table()) {
-            return Ended::Badly(
-                "a name has a quotation mark, a backslash or a control character".to_owned(),
-            );
+        match self.checked_script() {
+            Ok(script) => run_nft(&["--file", "-"], script),
+            Err(why) => Ended::Badly(why),
         }
-        run_nft(&["--file", "-"], self.script())
     }
 }
 
@@ -333,6 +352,20 @@ mod tests {
         assert!(
             script.contains("chain postrouting {\ntype nat hook postrouting priority 100; policy accept;\n")
         );
+    }
+
+    #[test]
+    fn a_rule_that_would_become_a_script_of_many_megabytes_is_refused() {
+        let rules = |count: u16| {
+            let marks = (0..count).map(|value| MarkBits { value: value.into(), mask: 0xffff }).collect();
+            let ports = (0..count).map(|port| (2 * port, 2 * port)).collect();
+            let packets = PacketMatch { marks, ports, ..PacketMatch::default() };
+            let mark_rules = vec![MarkRule { packets, set: MarkBits { value: 1, mask: 1 } }];
+            Change::Rules(Rules { name: "t0".into(), mark_rules, ..Rules::default() })
+        };
+        assert!(rules(100).checked_script().is_ok_and(|script| script.len() < 1 << 20));
+        let refused = rules(3000).checked_script().unwrap_err();
+        assert!(refused.contains("too many marks"), "{refused}");
     }
 
     #[test]

@@ -7,12 +7,12 @@
 //! helper was started, tasks are done here.
 
 use std::{
-    fs::{self, DirBuilder, OpenOptions},
+    fs::{self, DirBuilder},
     io::{self, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
         unix::{
-            fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+            fs::{DirBuilderExt, MetadataExt},
             net::UnixStream,
         },
     },
@@ -29,11 +29,12 @@ use crate::{
     error::OsError,
     firewall,
     program::Ended,
+    regular_file::{self, Links},
 };
 
 /// The largest message, in bytes. nft's rules for 10,000 sessions have 3 MB; more memory would serve nobody,
 /// less refuses large servers.
-const MAX_MESSAGE_BYTES: u32 = 16 << 20;
+pub(crate) const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 /// The largest part of a file that is read, in bytes: more than any configuration, so that its reader finds
 /// it too long.
 const MAX_FILE_BYTES: u64 = 5 << 20;
@@ -48,7 +49,7 @@ static HELPER: OnceLock<Mutex<UnixStream>> = OnceLock::new();
 /// A task of a helper: facts only. Neither a path, a text of a file nor an argument of a program is among
 /// them, but the file to read, which is one of those that the helper was started for.
 #[derive(Debug, Serialize, Deserialize)]
-enum Task {
+pub(crate) enum Task {
     Firewall(firewall::Change),
     ShowTable(String),
     NameServers(dns::Request),
@@ -187,7 +188,7 @@ fn ignore_signals() -> io::Result<()> {
     Ok(())
 }
 
-fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
     // Those that are known are absolute; the process that asks has the same working directory.
     let path = std::path::absolute(path)?;
     if !readable.contains(&path) {
@@ -195,14 +196,8 @@ fn read_here(readable: &[PathBuf], path: &Path) -> io::Result<Vec<u8>> {
     }
     // The owner of the folder could put a link to a file of root there.
     let is_of_root = path.parent().map(fs::metadata).is_some_and(|found| found.is_ok_and(|it| it.uid() == 0));
-    let flags = if is_of_root { 0 } else { libc::O_NOFOLLOW };
-    let file = OpenOptions::new().read(true).custom_flags(flags | libc::O_NONBLOCK).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    let links = if is_of_root { Links::Follow } else { Links::Refuse };
+    regular_file::read(&path, links, MAX_FILE_BYTES)
 }
 
 pub(crate) fn send<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {

@@ -51,6 +51,7 @@ pub mod poll;
 pub mod port_holders;
 pub mod privilege;
 pub mod program;
+mod regular_file;
 pub mod service_manager;
 pub mod sysctl;
 pub mod tcp;
@@ -58,6 +59,7 @@ pub mod tun;
 pub mod tunnel_net;
 pub mod udp;
 pub mod undo;
+pub mod untrusted;
 pub mod usage;
 
 pub use error::OsError;

@@ -37,7 +37,7 @@ pub fn has_ipv6() -> bool {
     read("net/ipv6/conf/all/disable_ipv6").is_ok_and(|value| value == "0")
 }
 
-fn path(key: &str) -> io::Result<PathBuf> {
+pub(crate) fn path(key: &str) -> io::Result<PathBuf> {
     let is_invalid = key.split('/').any(|part| part.is_empty() || part == "." || part == "..");
     if is_invalid || !key.starts_with("net/") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of names"));

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 pub use file::FileRewrite;
 pub(crate) use file::{apply, revert};
 pub use service::serve as serve_clients;
-pub(crate) use service::{Request, STATE_OF_ROOT, carry_out};
+pub(crate) use service::{Request, STATE_OF_ROOT, carry_out, perform};
 
 use crate::{
     error::OsError,

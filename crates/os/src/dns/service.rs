@@ -136,7 +136,7 @@ fn serve_one(mut stream: UnixStream, resolv_conf: &Path, state: &Path) -> io::Re
 
 /// Carries out a request. `resolv_conf`: [`RESOLV_CONF`] but in tests. `state`: the file in which root
 /// keeps the previous content.
-fn perform(request: &Request, resolv_conf: &Path, state: &Path) -> Answer {
+pub(crate) fn perform(request: &Request, resolv_conf: &Path, state: &Path) -> Answer {
     let count = |servers: &[IpAddr]| match servers.len() {
         1..=MAX_NAME_SERVERS => Ok(()),
         other => Err(format!("{other} name servers; 1 to {MAX_NAME_SERVERS} are possible")),

@@ -81,7 +81,7 @@ impl ClientFilter {
         apply(Change::Clients(self.clone(), sessions.iter().map(|(&address, &it)| (address, it)).collect()))
     }
 
-    pub(super) fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         format!("{}_clients", table_name(&self.tun))
     }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Exceptions;
 use crate::{
     error::OsError,
-    undo::{failed, open_locked, replace, start_time},
+    undo::{failed, open_locked, read, read_text, replace, start_time},
 };
 
 /// The exceptions of one instance.
@@ -58,18 +58,18 @@ impl Records {
         });
         let mut names: Vec<String> = names.collect();
         names.sort_unstable();
-        let read = |name: String| match self.read(&name) {
+        let known = |name: String| match self.read(&name) {
             Some(record) => Some((name, record)),
             None => {
                 tracing::warn!(name, "the exceptions of a kill switch cannot be read");
                 None
             }
         };
-        names.into_iter().filter_map(read).collect()
+        names.into_iter().filter_map(known).collect()
     }
 
     pub(super) fn read(&self, name: &str) -> Option<Record> {
-        serde_json::from_slice(&fs::read(self.path(name)).ok()?).ok()
+        serde_json::from_slice(&read(&self.path(name)).ok()?).ok()
     }
 
     /// Writes the exceptions of an instance that runs in this process.
@@ -96,7 +96,7 @@ impl Records {
 
     /// How nft showed the table when it was installed; empty where there is none.
     pub(super) fn installed(&self) -> String {
-        fs::read_to_string(self.folder.join("installed")).unwrap_or_default()
+        read_text(&self.folder.join("installed"))
     }
 
     /// Notes how nft shows the table. Without a table nothing needs to be remembered, and the folder goes.

@@ -40,7 +40,7 @@ pub(super) fn add_request(index: u32, address: IpNet) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewAddress(message)
 }
 
-pub(super) fn message(index: u32, address: IpNet) -> AddressMessage {
+pub(crate) fn message(index: u32, address: IpNet) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.index = index;
     message.header.prefix_len = address.prefix_len();

@@ -4,7 +4,7 @@
 //! explanation. Always holds: a [`Netlink`] belongs to the network namespace it was opened in, whichever
 //! thread uses it; a message of the kernel that cannot be parsed is skipped and logged.
 
-mod address;
+pub(crate) mod address;
 mod link;
 mod monitor;
 mod neighbour;
@@ -23,8 +23,8 @@ use netlink_packet_route::{
 };
 pub use route::{MAIN_TABLE, Route, RouteKind};
 pub use rule::{Family, Rule};
-pub(crate) use socket::receive;
 use socket::{Change, Socket};
+pub(crate) use socket::{encode, receive};
 
 use crate::error::{OsError, ignore_gone};
 

@@ -70,7 +70,7 @@ impl Route {
         self.destination.prefix_len() == 0
     }
 
-    pub(super) fn message(&self) -> RouteMessage {
+    pub(crate) fn message(&self) -> RouteMessage {
         let mut message = RouteMessage::default();
         let header = &mut message.header;
         header.address_family = family(self.destination.addr());

@@ -63,7 +63,7 @@ impl Rule {
         Self { family, priority, table, ..Self::default() }
     }
 
-    pub(super) fn message(&self) -> RuleMessage {
+    pub(crate) fn message(&self) -> RuleMessage {
         let mut message = RuleMessage::default();
         message.header.family = self.family.into();
         message.header.table = u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);

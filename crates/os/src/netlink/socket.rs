@@ -106,10 +106,7 @@ impl Socket {
         for _ in 0..MAX_DUMP_ATTEMPTS {
             self.sequence = self.sequence.wrapping_add(1);
             message.header.sequence_number = self.sequence;
-            message.finalize();
-            let mut bytes = vec![0; message.buffer_len()];
-            message.serialize(&mut bytes);
-            self.socket.send(&bytes, 0)?;
+            self.socket.send(&encode(&mut message)?, 0)?;
             answers.clear();
             if self.collect(&mut answers)? == Consistency::Complete {
                 break;
@@ -187,6 +184,21 @@ pub(super) fn parse(bytes: &[u8]) -> Option<NetlinkMessage<RouteNetlinkMessage>>
             None
         }
     }
+}
+
+/// A request as it is sent.
+pub(crate) fn encode(message: &mut NetlinkMessage<RouteNetlinkMessage>) -> io::Result<Vec<u8>> {
+    // An attribute has its length in two bytes (struct nlattr), and those that write it do not check that.
+    if message.buffer_len() > u16::MAX.into() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a name is too long for a message of the kernel",
+        ));
+    }
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    Ok(bytes)
 }
 
 fn refusal(error: &ErrorMessage) -> Refusal {

@@ -34,7 +34,13 @@ pub(crate) use owners::{Owners, original};
 use serde::{Deserialize, Serialize};
 pub use step::Step;
 
-use crate::{error::OsError, netlink::Netlink, sysctl};
+use crate::{
+    error::OsError,
+    helper::MAX_MESSAGE_BYTES,
+    netlink::Netlink,
+    regular_file::{self, Links},
+    sysctl,
+};
 
 /// The folder of journals, unless a caller chooses another one.
 pub const DEFAULT_FOLDER: &str = "/run/mpvpn";
@@ -65,12 +71,12 @@ pub enum Leftover {
 
 /// The content of the file on disk.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+pub(crate) struct Record {
     pid: u32,
     /// When the process started, in clock ticks since boot (proc(5), `starttime`): tells a reused process ID
     /// from the owner.
     start_time: u64,
-    steps: Vec<Step>,
+    pub(crate) steps: Vec<Step>,
 }
 
 impl UndoJournal {
@@ -303,7 +309,7 @@ fn revert_all(netlink: &mut Netlink, owners: &Owners, steps: &[Step]) -> Vec<OsE
 
 /// Reads a record. A file that cannot be parsed (of another version) is renamed, not deleted.
 fn load(path: &Path) -> Option<Record> {
-    let bytes = fs::read(path).ok()?;
+    let bytes = read(path).ok()?;
     match serde_json::from_slice(&bytes) {
         Ok(record) => Some(record),
         Err(error) => {
@@ -313,6 +319,19 @@ fn load(path: &Path) -> Option<Record> {
             None
         }
     }
+}
+
+/// Reads a file of a folder that may belong to a service's user, as far as a record can be long: the facts of
+/// a change are no longer than a message to the helper.
+pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let max = u64::from(MAX_MESSAGE_BYTES);
+    let bytes = regular_file::read(path, Links::Refuse, max + 1)?;
+    if bytes.len() as u64 > max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(bytes) }
+}
+
+/// The text in such a file; empty if it cannot be read.
+pub(crate) fn read_text(path: &Path) -> String {
+    read(path).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default()
 }
 
 /// Replaces a file such that after a crash either the old or the new one exists completely.

@@ -19,8 +19,11 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::{failed, open_locked};
-use crate::error::OsError;
+use super::{failed, open_locked, read_text};
+use crate::{
+    error::OsError,
+    regular_file::{self, Links},
+};
 
 /// Serialises changes of a pool.
 const GUARD: &str = "lock";
@@ -170,14 +173,13 @@ fn first_lockable(
 fn used_numbers(folder: &Path) -> BTreeMap<u8, String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u8>().ok());
-    numbers
-        .map(|number| (number, fs::read_to_string(folder.join(number.to_string())).unwrap_or_default()))
-        .collect()
+    numbers.map(|number| (number, read_text(&folder.join(number.to_string())))).collect()
 }
 
 /// Whether no process holds the number of this file.
 fn is_lockable(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+    regular_file::open(path, Links::Refuse)
+        .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
 }
 
 /// Whether the changes of an instance are in force, or to be reverted.

@@ -52,7 +52,7 @@ impl<T> Owner<T> {
 
 impl Owners {
     /// Those of the network namespace with this folder, for the instance `name`.
-    pub(super) fn new(namespace: &Path, name: &str) -> Self {
+    pub(crate) fn new(namespace: &Path, name: &str) -> Self {
         Self { folder: namespace.join("settings"), name: name.to_owned() }
     }
 
@@ -148,7 +148,7 @@ pub(crate) fn original<T: DeserializeOwned>(namespace: &Path, key: &str) -> Opti
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Option<Record<T>> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
+    serde_json::from_slice(&super::read(path).ok()?).ok()
 }
 
 fn save<T: Serialize>(path: &Path, record: &Record<T>) -> Result<(), OsError> {

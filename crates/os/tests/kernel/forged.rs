@@ -4,9 +4,10 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt, chown, symlink},
     path::PathBuf,
+    time::Duration,
 };
 
-use crate::common::{Folder, in_namespace};
+use crate::common::{Folder, in_namespace, run};
 use mpvpn_os::{UndoJournal, privilege, sysctl, undo::Leftover};
 
 /// User and group of the folder: "nobody".
@@ -92,5 +93,41 @@ fn root_leaves_its_rights_for_those_of_the_owner() {
         fs::write(folder.0.join("file"), "").unwrap();
         assert!(privilege::has_net_admin());
         sysctl::write("net/ipv4/conf/lo/rp_filter", "1").unwrap();
+    });
+}
+
+/// A record without steps, whose process has ended.
+const RECORD: &str = r#"{"pid": 4294967295, "start_time": 1, "steps": []}"#;
+
+#[test]
+fn a_link_a_pipe_and_an_endless_file_are_no_journals() {
+    in_namespace(|| {
+        let (folder, others) = (Folder::new(), Folder::new());
+        let journals = journals(&folder);
+        fs::write(others.0.join("record"), RECORD).unwrap();
+        symlink(others.0.join("record"), journals.join("link.json")).unwrap();
+        fs::write(journals.join("long.json"), format!("{RECORD}{}", " ".repeat(20 << 20))).unwrap();
+        run("mkfifo", &journals.join("pipe.json").display().to_string());
+        fs::write(journals.join("record.json"), RECORD).unwrap();
+        let (base, (sender, ended)) = (folder.0.clone(), std::sync::mpsc::channel());
+        // It waits for a writer of the pipe for ever, if at all.
+        std::thread::spawn(move || sender.send(UndoJournal::reset_all(&base)));
+        let found = ended.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap();
+        let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["record"]);
+    });
+}
+
+#[test]
+fn a_name_that_no_message_of_the_kernel_holds_is_an_error() {
+    in_namespace(|| {
+        let folder = Folder::new();
+        let name = "x".repeat(70_000);
+        let rule = format!(
+            r#"{{"Rule": {{"rule": {{"family": "V4", "priority": 7, "table": 9, "mark": null, "invert": false,
+            "suppress_prefix_length": null, "input": "{name}"}}}}}}"#
+        );
+        let errors = revert(&folder, &rule);
+        assert!(errors.iter().any(|error| error.contains("too long")), "{errors:?}");
     });
 }
