@@ -1,24 +1,18 @@
-//! Bytes that strangers and apps send to the TCP side of a server, to a client's proxies, and as DNS
-//! messages.
+//! Bytes that load balancers send to a server, apps to a client's proxies, and hosts as DNS messages.
 
-use mpvpn_config::AuthMode;
 use std::{
     net::SocketAddr,
-    sync::LazyLock,
     time::{Duration, Instant},
 };
 
 use bytes::BytesMut;
 use mpvpn_class::{DnsSnooper, DomainPattern, has_plausible_counts};
-use mpvpn_config::ServerConfig;
-use mpvpn_https::untrusted::{PlainHttpsServer, PlainProtocol, proxy_protocol_header};
-use mpvpn_names::untrusted::{dns_errors, dns_question, is_dns_answer};
+use mpvpn_https::untrusted::proxy_protocol_header;
+use mpvpn_names::untrusted::{dns_connection, dns_errors, dns_question, is_dns_answer};
 use mpvpn_proxy::{
     RequestStep,
     untrusted::{Socks5Dialogue, encode_socks5_datagram, http_proxy_step, socks5_datagram},
 };
-
-use mpvpn_users::credentials::Credentials;
 
 use crate::input::Input;
 
@@ -34,60 +28,6 @@ pub fn proxy_protocol(data: &[u8]) {
     assert!(proxy_protocol_header(&data[..len - 1]).is_err());
     if data[0] == b'P' {
         assert!(data[..len].ends_with(b"\r\n") && len <= 107, "a whole line");
-    }
-}
-
-/// The bytes of one client at the HTTPS server, inside TLS: `protocol and rights, bytes`.
-pub fn https_front(data: &[u8]) {
-    /// Answers of a site without pages have some hundred bytes for each request of a few dozen.
-    const MAX_ANSWER_PER_BYTE: usize = 100;
-    /// A client that has ended its side is waited for no longer than this; the machine may be busy.
-    const LONGEST: Duration = Duration::from_secs(20);
-    let mut input = Input(data);
-    let choice = input.byte();
-    let protocol =
-        [PlainProtocol::Http1, PlainProtocol::Http2, PlainProtocol::Drafts][usize::from(choice % 3)];
-    let is_stranger = choice & 0x80 == 0;
-    let server = if is_stranger { &SERVERS.0 } else { &SERVERS.1 };
-    let max = 4096 + MAX_ANSWER_PER_BYTE * input.0.len();
-    let preface: &[u8] =
-        if protocol == PlainProtocol::Http2 { b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" } else { b"" };
-    let sent = [preface, input.0].concat();
-    let got = server.serve(protocol, &sent, max as u64 + 1, LONGEST).expect("sockets");
-    let got = got.expect("a connection ends after its client has ended it");
-    assert!(got.len() <= max, "{} bytes of answers to {} bytes", got.len(), sent.len());
-    match protocol {
-        PlainProtocol::Http2 => assert_is_http2(&got),
-        _ if is_stranger && !got.is_empty() && !got.starts_with(&[0, 0]) => {
-            assert!(got.starts_with(b"HTTP/1.1 4"), "{}", got.escape_ascii());
-        }
-        _ => {}
-    }
-}
-
-/// One server asks for tokens, the other one accepts everybody.
-static SERVERS: LazyLock<(PlainHttpsServer, PlainHttpsServer)> = LazyLock::new(|| {
-    let server = |auth| {
-        let home = tempfile::tempdir().expect("a folder");
-        let config = ServerConfig {
-            auth,
-            old_clients: true,
-            state_dir: home.path().into(),
-            ..ServerConfig::default()
-        };
-        let credentials = Credentials::load(&config).expect("credentials in a new folder");
-        PlainHttpsServer::new(&config, &credentials).expect("a server")
-    };
-    (server(AuthMode::Token), server(AuthMode::None))
-});
-
-/// Whole frames of RFC 9113 §4.1, none longer than a client allows that said nothing.
-fn assert_is_http2(mut got: &[u8]) {
-    while let Some((&[a, b, c, kind, ..], _)) = got.split_first_chunk::<9>() {
-        let len = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-        assert!(kind <= 9 && len <= 1 << 24, "frame of type {kind} with {len} bytes");
-        let Some(rest) = got.get(9 + len..) else { return };
-        got = rest;
     }
 }
 
@@ -213,5 +153,19 @@ fn resolver_reads(message: &[u8], query: &[u8]) {
         let Some(error) = error else { continue };
         assert_eq!((error.len(), &error[..2], error[3] & 15), (12, &message[..2], code));
         assert!(error[2] & 0x80 != 0 && dns_question(error).is_none());
+    }
+}
+
+/// A connection to the forwarding resolver: `answer of its own resolver, bytes of the host`.
+pub fn dns_forwarder(data: &[u8]) {
+    let mut input = Input(data);
+    let answer = input.long();
+    let got = dns_connection(input.0, answer).expect("a runtime");
+    let (mut queries, mut answers) = (Input(input.0), Input(&got));
+    while !answers.is_empty() {
+        let (query, given) = (queries.long(), answers.long());
+        assert!(dns_question(query).is_some(), "only a query is answered");
+        let failed = dns_errors(query)[1].as_deref() == Some(given);
+        assert!(failed || is_dns_answer(given, query), "an answer to another query");
     }
 }

@@ -3,6 +3,9 @@
 //! `MPVPN_WRITE_SEEDS=1 cargo test -p mpvpn-fuzz seeds` writes them to `fuzz/seeds/`; without it that test
 //! says which differ.
 
+mod https;
+pub(crate) mod texts;
+
 use mpvpn_flow::{
     Label, Part,
     fec::{GroupPosition, Symbol},
@@ -36,7 +39,7 @@ pub fn all() -> Vec<Seed> {
     seeds.extend(datagrams());
     seeds.extend(packets());
     seeds.extend(front());
-    seeds.extend(config());
+    seeds.extend(texts::all());
     seeds.extend(live());
     seeds.extend(measure());
     seeds
@@ -244,59 +247,17 @@ fn front() -> Vec<Seed> {
         ),
         ("proxy_heads", "datagram", [&[2, 0, 0, 0, 0, 3, 11], &b"example.com\x00\x35payload"[..]].concat()),
     ];
-    let requests: [(&str, u8, &[u8]); 5] = [
-        ("get", 0, b"GET /a?b HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"),
-        ("chunked", 0, b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
-        (
-            "upgrade",
-            0x80,
-            b"GET /.well-known/masque/udp/127.0.0.1/443/ HTTP/1.1\r\nhost: 127.0.0.1:443\r\nconnection: Upgrade\r\n\
-              upgrade: connect-udp\r\ncapsule-protocol: ?1\r\nauthorization: Bearer x\r\n\r\n\0\x04\0abc",
-        ),
-        ("connect", 0, b"CONNECT 192.0.2.1:80 HTTP/1.1\r\nhost: 192.0.2.1:80\r\n\r\n"),
-        ("draft", 0x80 + 0x22, b"CONNECT-UDP masque://192.0.2.7:53/ HTTP/1.1\r\nauthorization: Bearer x\r\n\r\n"),
-    ];
-    seeds.extend(requests.map(|(name, kind, request)| ("https_front", name, [&[kind], request].concat())));
-    // SETTINGS, HEADERS of `GET https://x/` by the static table of HPACK, PING, RST_STREAM, GOAWAY.
-    let h2: &[&[u8]] = &[
-        &[0, 0, 0, 4, 0, 0, 0, 0, 0],
-        &[0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x87, 0x84, 0x41, 1, b'x'],
-        &[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8],
-        &[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 1, 0],
-        &[0, 0, 6, 1, 4, 0, 0, 0, 3, 0x83, 0x87, 0x84, 0x41, 1, b'x'],
-        &[0, 0, 3, 0, 1, 0, 0, 0, 3, 1, 2, 3],
-        &[0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 8],
-        &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-    ];
-    seeds.push(("https_front", "http2", [&[1], &h2.concat()[..]].concat()));
-    seeds.push(("https_front", "http2_user", [&[0x80 + 0x21], &h2.concat()[..]].concat()));
+    seeds.extend(https::all());
     let query = [&[0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7], &b"example\x03com\0\0\x01\0\x01"[..]].concat();
     let answer =
         [&[0, 7, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0, 7], &b"example\x03com\0\0\x01\0\x01"[..]].concat();
     let answer = [&answer[..], &[0xc0, 12, 0, 1, 0, 1, 0, 0, 1, 0, 0, 4, 192, 0, 2, 1]].concat();
     let dns = [&[0], &short(&query)[..], &[0x81], &short(&answer), &[2], &short(b"")].concat();
     seeds.push(("dns", "answer", dns));
+    let forwarder = [&long(&answer)[..], &long(&query), &long(&query)].concat();
+    seeds.push(("dns_forwarder", "answer", forwarder));
+    seeds.push(("dns_forwarder", "failure", [&[0, 0], &long(&query)[..]].concat()));
     seeds
-}
-
-fn config() -> Vec<Seed> {
-    let client = "server = 'vpn.example:443'\npin = 'sha256:0000000000000000000000000000000000000000000000000000000000000000'\n\
-        token = 'abcdefghijklmnopqrstuvwxyz012345'\npath = ['wwan*', 'eth0']\nkill-switch = true\ncc = 'bbr'\n\
-        [[link]]\nname = 'wwan*'\ntier = 'backup'\nmetered = true\n[[class]]\nname = 'video'\nweight = 2\nfec = '10+2'\n\
-        [[class.match]]\ndomains = ['*.video.example']\nports = ['443', '8000-8010']\nprotocol = 'udp'\n";
-    let server = "listen = ['0.0.0.0:443', '[::]:443']\nsubnet = '10.1.0.0/24'\nroutes = ['10.0.0.0/8']\nmax-clients = 10\n\
-        dns = ['10.1.0.1']\n[[access]]\nallow = false\nusers = ['bob']\nto = ['192.168.0.0/16']\nports = ['25', '8000-9000']\n\
-        [[limit]]\nusers = ['bob']\nclasses = 2\n";
-    let users = "[[user]]\nname = 'alice'\ntoken-sha256 = '0000000000000000000000000000000000000000000000000000000000000001'\n";
-    [
-        ("client", 0u8, client),
-        ("server", 1, server),
-        ("users", 2, users),
-        ("value", 3, "vpn.example:443"),
-        ("share", 3, "10.0.0.0/8"),
-    ]
-    .map(|(name, kind, text)| ("config", name, [&[kind], text.as_bytes()].concat()))
-    .to_vec()
 }
 
 /// Operations of the peer: what the world does, stream, path, operation, arguments.

@@ -1,11 +1,14 @@
 use std::{
     fs,
     panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use super::{TARGETS, live, seeds};
+use mpvpn_config::{ClientConfig, ServerConfig};
+use mpvpn_users::Users;
+
+use super::{TARGETS, live, seeds, seeds::texts};
 
 fn folder(kind: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(kind)
@@ -83,6 +86,14 @@ fn the_seeds_in_the_tree_are_those_of_the_encoders() {
         }
     }
     assert!(differ.is_empty(), "write them anew by MPVPN_WRITE_SEEDS=1: {differ:#?}");
+}
+
+#[test]
+fn the_seeds_of_files_are_files_without_a_mistake() {
+    let path = Path::new("file.toml");
+    ClientConfig::parse(texts::CLIENT, path).unwrap();
+    ServerConfig::parse(texts::SERVER, path).unwrap();
+    assert_eq!(Users::parse(texts::USERS.as_bytes(), path).unwrap().iter().count(), 2);
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod client;
 pub mod metrics;
 mod requests;
 mod server;
+pub mod untrusted;
 
 use std::{io, os::fd::OwnedFd, path::Path, time::Duration};
 

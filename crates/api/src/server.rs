@@ -51,6 +51,12 @@ pub(super) struct ApiState {
     followers: Arc<Semaphore>,
 }
 
+impl ApiState {
+    pub(super) fn new(source: RequestHandler, events: SharedEventLog) -> Self {
+        Self { source, events, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) }
+    }
+}
+
 /// A bound socket. Dropping it removes the socket's file.
 #[derive(Debug)]
 pub struct Server {
@@ -97,7 +103,7 @@ impl Server {
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
     pub async fn serve(self, source: RequestHandler, events: SharedEventLog) -> Result<()> {
         let Self { listener, file } = self;
-        let state = ApiState { source, events, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
+        let state = ApiState::new(source, events);
         let listener =
             tokio::net::UnixListener::from_std(listener).map_err(Error::file("listen at", &file.path))?;
         let answer = move |request| answer(request, state.clone());
@@ -229,7 +235,7 @@ async fn next_lines(
     Some((reader.next().await?.into(), (reader, permit)))
 }
 
-async fn answer(request: Request<Incoming>, state: ApiState) -> HttpResponse {
+pub(super) async fn answer(request: Request<Incoming>, state: ApiState) -> HttpResponse {
     let path = request.uri().path();
     let found = ROUTES.iter().find_map(|route| Some((route, route.parameter_in(path)?)));
     let Some((route, name)) = found else {

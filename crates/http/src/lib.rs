@@ -191,3 +191,4 @@ where
     }
 }
 pub mod limiter;
+pub mod untrusted;

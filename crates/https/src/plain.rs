@@ -1,32 +1,20 @@
 //! The HTTPS server without TLS and without a listening socket, for fuzzers.
 //!
 //! In: the bytes that a client sends inside TLS. Out: the bytes that it gets. Requests of users go to a UDP
-//! socket that never answers, in place of the server's QUIC.
+//! socket in place of the server's QUIC.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
-    os::unix::net::UnixStream,
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::SocketAddr, os::unix::net::UnixStream, sync::Arc, time::Duration};
 
 use mpvpn_config::ServerConfig;
 use mpvpn_error::RunError;
+use mpvpn_http::untrusted::exchange;
 use mpvpn_users::credentials::Credentials;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, duplex},
-    runtime::Runtime,
-    sync::watch,
-    time::timeout,
-};
+use tokio::{io::DuplexStream, runtime::Runtime, sync::watch};
 
 use super::{
     ClientConnection, ClientNetwork, Gateway, Listener, LoopbackClients, ServerContext, Site, http1, http2,
     masque_drafts,
 };
-
-/// Bytes in flight in each direction. Smaller: more wake-ups. Chosen.
-const PIPE_BYTES: usize = 16 << 10;
 
 /// How a connection is served, as TLS negotiates it by ALPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,25 +32,21 @@ pub enum PlainProtocol {
 pub struct PlainHttpsServer {
     runtime: Runtime,
     listener: Arc<Listener>,
-    /// The socket in place of the server's QUIC.
-    _quic: UdpSocket,
 }
 
 impl PlainHttpsServer {
-    /// A server with this configuration, whose addresses are not used.
+    /// A server with this configuration, whose addresses are not used. `quic` is the address of its QUIC.
     ///
     /// # Errors
     /// If TLS or the site cannot be set up, or the machine has no socket left.
-    pub fn new(config: &ServerConfig, credentials: &Credentials) -> Result<Self, RunError> {
+    pub fn new(config: &ServerConfig, credentials: &Credentials, quic: SocketAddr) -> Result<Self, RunError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(RunError::io("start a runtime"))?;
-        let quic = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(RunError::io("open a socket"))?;
-        let address = quic.local_addr().map_err(RunError::io("look at a socket"))?;
         let clients = LoopbackClients::default();
         let (site, access_ends) = (Site::new(&config.site)?, watch::Sender::new(()));
         let context = ServerContext::new(config, credentials, site, &clients, &access_ends)?;
-        let gateway = Gateway::new(address, &credentials.certificates, clients)?;
-        Ok(Self { runtime, listener: Arc::new(Listener { context, quic: address, gateway }), _quic: quic })
+        let gateway = Gateway::new(quic, &credentials.certificates, clients)?;
+        Ok(Self { runtime, listener: Arc::new(Listener { context, quic, gateway }) })
     }
 
     /// Serves a connection on which the client sends `sent` and then ends its side. Returns what the client
@@ -83,25 +67,13 @@ impl PlainHttpsServer {
         let slots = &self.listener.context.unauthenticated;
         let Ok(slot) = slots.acquire_evicting(ClientNetwork::of(peer.ip())) else { return Ok(None) };
         let client = Arc::new(ClientConnection::new(&self.listener, (socket.into(), None), peer, slot));
-        let (ours, theirs) = duplex(PIPE_BYTES);
-        let (reader, mut writer) = tokio::io::split(theirs);
-        let serve = async {
+        let serve = |stream: DuplexStream| async move {
             match protocol {
-                PlainProtocol::Http1 => http1::serve(ours, client).await,
-                PlainProtocol::Http2 => http2::serve(ours, client).await,
-                PlainProtocol::Drafts => masque_drafts::serve(ours, client).await,
+                PlainProtocol::Http1 => http1::serve(stream, client).await,
+                PlainProtocol::Http2 => http2::serve(stream, client).await,
+                PlainProtocol::Drafts => masque_drafts::serve(stream, client).await,
             }
         };
-        // A server may stop reading at any time. Both halves are dropped at their ends, and so is the
-        // connection.
-        let write = async move { writer.write_all(sent).await.is_ok() && writer.shutdown().await.is_ok() };
-        let read = async move {
-            let mut got = Vec::new();
-            let _ = reader.take(max).read_to_end(&mut got).await;
-            got
-        };
-        let all = async { tokio::join!(serve, write, read) };
-        let ended = self.runtime.block_on(async { timeout(time, all).await });
-        Ok(ended.ok().map(|((), _, got)| got))
+        Ok(self.runtime.block_on(async { exchange(serve, sent, max, time).await }))
     }
 }

@@ -20,7 +20,7 @@ use std::{
 
 use ipnet::IpNet;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, join},
     net::{TcpListener, TcpStream, UdpSocket},
     time::timeout,
 };
@@ -167,20 +167,37 @@ async fn serve_tcp(listener: TcpListener, shared: Shared) {
         }
         let upstreams = Arc::clone(&shared.upstreams);
         shared.connections.spawn(from.ip(), async move {
-            let _ = serve_connection(stream, &upstreams).await;
+            let _ = serve_connection(stream, &upstreams, exchange_by_tcp).await;
         });
     }
 }
 
-async fn serve_connection(mut stream: TcpStream, upstreams: &Upstreams) -> io::Result<()> {
+/// Answers the queries of a host on one connection; `exchange` asks a resolver.
+async fn serve_connection<F: Future<Output = io::Result<Vec<u8>>>>(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    upstreams: &Upstreams,
+    exchange: impl Fn(SocketAddr, Arc<[u8]>) -> F,
+) -> io::Result<()> {
     loop {
-        let query = timeout(IDLE_TIMEOUT, read_message(&mut stream)).await??;
+        let query: Arc<[u8]> = timeout(IDLE_TIMEOUT, read_message(&mut stream)).await??.into();
         let Some(name) = message::question(&query) else { return Ok(()) };
         let resolvers = upstreams(&name);
-        let response = first_response(&resolvers, |resolver| exchange_by_tcp(resolver, &query)).await;
+        let response = first_response(&resolvers, |resolver| exchange(resolver, Arc::clone(&query))).await;
         let Some(response) = response.or_else(|| message::server_failure(&query)) else { return Ok(()) };
         timeout(IDLE_TIMEOUT, write_message(&mut stream, &response)).await??;
     }
+}
+
+/// The answers on a connection with these bytes; the resolver that is asked sends `answer` each time.
+pub(crate) async fn answer_bytes(sent: &[u8], answer: &[u8]) -> Vec<u8> {
+    let resolver: SocketAddr = (Ipv4Addr::LOCALHOST, PORT).into();
+    let upstreams: Upstreams = Arc::new(move |_| vec![resolver]);
+    let mut got = Vec::new();
+    let exchange =
+        |_, query: Arc<[u8]>| async move { exchange_on(&mut join(answer, Vec::new()), &query).await };
+    // It ends with an error where the bytes do.
+    let _ = serve_connection(join(sent, &mut got), &upstreams, exchange).await;
+    got
 }
 
 /// The response of the first resolver that answers; `exchange` asks one.
@@ -218,22 +235,29 @@ async fn exchange_by_udp(resolver: SocketAddr, query: &[u8], device: Option<&str
     }
 }
 
-async fn exchange_by_tcp(resolver: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
-    let mut stream = TcpStream::connect(resolver).await?;
-    write_message(&mut stream, query).await?;
-    let response = read_message(&mut stream).await?;
+async fn exchange_by_tcp(resolver: SocketAddr, query: Arc<[u8]>) -> io::Result<Vec<u8>> {
+    exchange_on(&mut TcpStream::connect(resolver).await?, &query).await
+}
+
+/// Asks the resolver at the other end of a connection.
+async fn exchange_on(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    query: &[u8],
+) -> io::Result<Vec<u8>> {
+    write_message(stream, query).await?;
+    let response = read_message(stream).await?;
     let is_answer = message::answers(&response, query);
     is_answer.then_some(response).ok_or_else(|| io::Error::other("it answers something else"))
 }
 
-async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+async fn read_message(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let length = stream.read_u16().await?;
     let mut message = vec![0; length.into()];
     stream.read_exact(&mut message).await?;
     Ok(message)
 }
 
-async fn write_message(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
+async fn write_message(stream: &mut (impl AsyncWrite + Unpin), message: &[u8]) -> io::Result<()> {
     let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidData)?;
     stream.write_all(&[&length.to_be_bytes(), message].concat()).await
 }

@@ -3,7 +3,9 @@
 //! In: messages as they come from the network. Out: what the forwarding resolver makes of them. Nothing here
 //! is different from what it does; only the sockets are missing.
 
-use crate::dns::message;
+use std::io;
+
+use crate::dns::{answer_bytes, message};
 
 /// The name that a DNS query asks for, as the forwarding resolver reads it; `None` if it gets an error as
 /// answer.
@@ -19,4 +21,14 @@ pub fn is_dns_answer(response: &[u8], query: &[u8]) -> bool {
 /// The errors that the forwarding resolver makes for a query: not understood, and not answered.
 pub fn dns_errors(query: &[u8]) -> [Option<Vec<u8>>; 2] {
     [message::format_error(query), message::server_failure(query)]
+}
+
+/// The bytes that a host gets on a TCP connection on which it sends `sent`, from a forwarding resolver whose
+/// own resolver sends `answer` on each connection.
+///
+/// # Errors
+/// If the machine has no descriptors left for timers.
+pub fn dns_connection(sent: &[u8], answer: &[u8]) -> io::Result<Vec<u8>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    Ok(runtime.block_on(answer_bytes(sent, answer)))
 }

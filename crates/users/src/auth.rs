@@ -98,10 +98,7 @@ fn by_token(users: &Users, authorization: Option<&str>) -> Result<(User, [u8; 32
     let token: Token = token.map_err(|ParseTokenError| Denied::Malformed)?;
     let hash = token.hash();
     let holder = users.user_by_hash(&hash, SystemTime::now())?;
-    match name.is_none_or(|name| name == holder.name) {
-        true => Ok((holder, hash)),
-        false => Err(Denied::Unknown),
-    }
+    if name.is_none_or(|name| name == holder.name) { Ok((holder, hash)) } else { Err(Denied::Unknown) }
 }
 
 /// Name and password of Basic credentials (RFC 7617 §2); the password is the token.
