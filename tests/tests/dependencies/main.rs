@@ -181,6 +181,53 @@ fn an_advisory_is_unread_until_it_is_listed() {
 }
 
 #[test]
+fn a_release_is_refused_where_its_advisories_cannot_be_checked() {
+    let home = tempfile::tempdir().expect("a folder");
+    let dev = |args: &[&str]| {
+        let mut dev = Command::new(root().join("dev"));
+        // Nothing of cargo is found here.
+        dev.args(args).env("HOME", home.path()).env("CARGO_HOME", home.path()).env("PATH", "/usr/bin:/bin");
+        let ended = dev.env_remove("SUDO_USER").output().expect("a shell");
+        (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+    };
+    let (code, said) = dev(&["package", "--version", "9.9.9"]);
+    assert!(code == Some(1) && said.contains("--without-advisories"), "{code:?}: {said}");
+    assert_eq!(dev(&["advisories"]).0, Some(3), "`./dev test all` says that they are not checked");
+    assert!(dev(&["advisories"]).1.contains("advisories: not checked"));
+}
+
+#[test]
+fn each_crate_with_unsafe_code_says_what_checks_its_memory() {
+    let crates = members().into_iter().filter(|(_, folder)| folder.starts_with(root().join("crates")));
+    let is_unsafe = |text: &str| {
+        let kinds = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
+        let is_code = |line: &&str| !line.trim_start().starts_with("//");
+        text.lines().filter(is_code).any(|line| kinds.iter().any(|kind| line.contains(kind)))
+    };
+    let unsafe_crates: BTreeSet<String> = crates
+        .filter(|(_, folder)| is_unsafe(&rust_in(&folder.join("src"))))
+        .map(|(package, _)| package)
+        .collect();
+    let page = std::fs::read_to_string(root().join("docs/security.md")).expect("the page can be read");
+    let table = page.lines().skip_while(|line| !line.starts_with("| crate with `unsafe` |")).skip(2);
+    let rows: Vec<Vec<&str>> = table
+        .take_while(|line| line.starts_with('|'))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let listed: BTreeSet<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
+    assert_eq!(listed, unsafe_crates, "crates in the table, and crates with unsafe code");
+    let dev = std::fs::read_to_string(root().join("dev")).expect("the script can be read");
+    for (column, function) in [(1, "with_address_sanitizer() {"), (2, "with_miri() {")] {
+        let (_, body) = dev.split_once(function).expect("a function of the script");
+        let body = body.split_once("\n}").map_or(body, |(body, _)| body);
+        for row in &rows {
+            let is_run = body.contains(&format!("-p mpvpn-{} ", row[0].trim_matches('`')));
+            assert_eq!(is_run, row[column] != "–", "{row:?}: {body}");
+        }
+    }
+}
+
+#[test]
 fn licence_expressions_are_read_as_spdx_means_them() {
     let allowed = BTreeSet::from(["MIT", "ISC", "Apache-2.0 WITH LLVM-exception"].map(String::from));
     for (expression, expected) in [
