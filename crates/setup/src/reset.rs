@@ -34,7 +34,12 @@ pub fn run() -> Result<ResetReport, RunError> {
         helper::start(&[], true)?;
         privilege::become_owner_of(base)?;
     }
-    for (name, leftover) in UndoJournal::reset_all(base)? {
+    // Records that cannot be read stop nobody from taking back the other changes.
+    let found = UndoJournal::reset_all(base).unwrap_or_else(|error| {
+        report.errors.push(error.to_string());
+        Vec::new()
+    });
+    for (name, leftover) in found {
         match leftover {
             Leftover::Running => report.running.push(name),
             Leftover::Reverted(errors) => {

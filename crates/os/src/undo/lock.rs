@@ -43,6 +43,11 @@ pub(crate) fn open_locked(path: &Path, operation: FlockOperation) -> io::Result<
         let opened = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path);
         let file = match opened {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            // A link that somebody put there.
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+                fs::remove_file(path)?;
+                continue;
+            }
             result => result?,
         };
         give_to_owner_of_folder(path);

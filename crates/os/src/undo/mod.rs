@@ -136,9 +136,17 @@ impl UndoJournal {
         let mut found = Vec::new();
         for name in names {
             let path = folder.join(format!("{name}.json"));
-            let Some(_lock) = Lock::take(&folder, &name).map_err(|e| failed("lock", &folder, e))? else {
-                found.push((name, Leftover::Running));
-                continue;
+            let _lock = match Lock::take(&folder, &name) {
+                Ok(Some(lock)) => lock,
+                Ok(None) => {
+                    found.push((name, Leftover::Running));
+                    continue;
+                }
+                // The others are reverted all the same.
+                Err(error) => {
+                    found.push((name, Leftover::Reverted(vec![failed("lock", &path, error)])));
+                    continue;
+                }
             };
             let Some(abandoned) = load(&path) else { continue };
             if abandoned.is_alive_elsewhere() {

@@ -4,11 +4,14 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt, chown, symlink},
     path::PathBuf,
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
 use crate::common::{Folder, in_namespace, run};
 use mpvpn_os::{UndoJournal, privilege, sysctl, undo::Leftover};
+use rustix::fs::{CWD, FileType, Mode};
 
 /// User and group of the folder: "nobody".
 const NOBODY: u32 = 65_534;
@@ -61,6 +64,47 @@ fn a_journal_asks_for_nothing_but_the_network() {
 }
 
 #[test]
+fn what_is_no_record_stops_nobody_from_reverting_the_others() {
+    in_namespace(|| {
+        let (folder, others) = (Folder::new(), Folder::new());
+        let key = |value: &str| sysctl::write("net/ipv4/conf/lo/rp_filter", value).unwrap();
+        let journal = |before: &str| {
+            let step = format!(
+                r#"{{"Sysctl": {{"key": "net/ipv4/conf/lo/rp_filter", "before": "{before}", "set": "1"}}}}"#
+            );
+            format!(r#"{{"pid": {}, "start_time": 1, "steps": [{step}]}}"#, u32::MAX)
+        };
+        let journals = journals(&folder);
+        let pipe = |name: &str| {
+            rustix::fs::mknodat(CWD, journals.join(name), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+                .unwrap();
+        };
+        pipe("pipe.json");
+        fs::create_dir_all(journals.join("links")).unwrap();
+        pipe("links/128");
+        // A journal elsewhere, which the owner of the folder could not write.
+        fs::write(others.0.join("journal"), journal("2")).unwrap();
+        symlink(others.0.join("journal"), journals.join("link.json")).unwrap();
+        fs::create_dir(journals.join("folder.lock")).unwrap();
+        fs::write(journals.join("folder.json"), journal("2")).unwrap();
+        fs::write(journals.join("right.json"), journal("0")).unwrap();
+        key("1");
+        let base = folder.0.clone();
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || tell.send(UndoJournal::reset_all(&base).unwrap()));
+        let found =
+            told.recv_timeout(Duration::from_secs(10)).expect("it waits for nobody who writes into a pipe");
+        assert_eq!(sysctl::read("net/ipv4/conf/lo/rp_filter").unwrap(), "0");
+        let failed: Vec<_> = found
+            .iter()
+            .filter(|(_, it)| !matches!(it, Leftover::Reverted(errors) if errors.is_empty()))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        assert_eq!(failed, ["folder"], "{found:?}");
+    });
+}
+
+#[test]
 fn a_link_in_the_folder_is_not_followed() {
     in_namespace(|| {
         let (folder, others) = (Folder::new(), Folder::new());
@@ -74,7 +118,7 @@ fn a_link_in_the_folder_is_not_followed() {
         }
         fs::remove_file(&victim).unwrap();
         symlink(&victim, journals(&folder).join("a.lock")).unwrap();
-        assert!(UndoJournal::open(&folder.0, "a").is_err());
+        UndoJournal::open(&folder.0, "a").unwrap();
         assert!(!victim.exists());
     });
 }
