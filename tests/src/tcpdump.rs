@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     path::PathBuf,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
@@ -33,11 +33,19 @@ impl Tcpdump {
     /// # Panics
     /// If it does not start.
     pub fn start(testbed: &Testbed, host: Host, filter: &str) -> Self {
-        let [file, errors] = ["pcap.log", "tcpdump.log"].map(|kind| testbed.file(kind, host));
+        let files = ["pcap.log", "tcpdump.log"].map(|kind| testbed.file(kind, host));
+        Self::run(testbed.command(host, "tcpdump"), filter, files)
+    }
+
+    /// The same for a command that is tcpdump in some network namespace. Its output and its errors go to
+    /// these files.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn run(mut tcpdump: Command, filter: &str, [file, errors]: [PathBuf; 2]) -> Self {
         let create = |path: &PathBuf| File::create(path).expect("a file to write");
-        let child = testbed
-            .command(host, "tcpdump")
-            .args(["-nn", "-l", "--immediate-mode", "-i", "any", filter])
+        let child = tcpdump
+            .args(["-nn", "-tt", "-l", "--immediate-mode", "-i", "any", filter])
             .stdout(create(&file))
             .stderr(Stdio::from(create(&errors)))
             .spawn()
@@ -49,7 +57,7 @@ impl Tcpdump {
         Self { child, file, seen: 0 }
     }
 
-    /// The lines since the last call, as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP,
+    /// The lines since the last call, as `1700000000.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP,
     /// length 8`.
     ///
     /// # Panics

@@ -78,7 +78,7 @@ impl Capture {
     /// The packets that have left since the last call: interface and source address.
     fn sent(&self) -> BTreeSet<(String, String)> {
         let lines = self.0.borrow_mut().new_lines();
-        // As in `12:00:00.000000 eth2  Out IP 10.102.0.2.2222 > 198.51.100.2.40000: Flags [P.]`.
+        // As in `1700000000.000000 eth2  Out IP 10.102.0.2.2222 > 198.51.100.2.40000: Flags [P.]`.
         let parts = lines.iter().filter(|line| line.contains(" Out ")).filter_map(|line| {
             let interface = line.split_whitespace().nth(1)?;
             let from = line.split_once(" > ")?.0.split_whitespace().last()?;

@@ -96,7 +96,7 @@ impl Capture {
     }
 }
 
-/// Device and destination in a line such as `12:00:00.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP,
+/// Device and destination in a line such as `1700000000.000000 eth1  Out IP 10.101.0.2.5 > 192.0.2.1.9: UDP,
 /// length 8`, except of the tunnel's own packets and of the discovery of neighbours.
 fn packet(line: &str) -> Option<(String, String)> {
     let (head, rest) = line.split_once(" > ")?;

@@ -16,7 +16,8 @@ const INSIDE: &str = "MPVPN_MACHINES_INSIDE";
 /// Where the version 2 of control groups is mounted inside.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 /// The programs that the harness runs outside of the machines, and how they get there.
-const PROGRAMS: [&str; 8] = ["systemd-nspawn", "unshare", "nsenter", "ip", "tc", "nft", "iperf3", "dpkg-deb"];
+const PROGRAMS: [&str; 9] =
+    ["systemd-nspawn", "unshare", "nsenter", "ip", "tc", "nft", "iperf3", "tcpdump", "dpkg-deb"];
 
 /// The reason why this machine cannot run the tests, with the remedy.
 pub(crate) fn what_is_missing() -> Option<String> {

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::{
     isolation::{ControlGroup, run},
-    network::Link,
+    network::{Link, PREFIX_LENGTHS},
     root_file_system::{RootFileSystem, folder, write},
 };
 
@@ -84,12 +84,17 @@ impl Machine {
         let mut interfaces = String::new();
         for (index, link) in self.links.iter().enumerate() {
             let (interface, metric) = (&link.interface, 100 + index);
-            interfaces += &format!("auto {interface}\niface {interface} inet static\n");
-            interfaces += &format!("    address {}/24\n    gateway {}\n", link.address(), link.gateway());
-            interfaces += &format!("    metric {metric}\n");
+            interfaces += &format!("auto {interface}\n");
+            let addresses = link.addresses().into_iter().zip(PREFIX_LENGTHS).zip(link.gateways());
+            for (family, ((address, length), gateway)) in ["inet", "inet6"].iter().zip(addresses) {
+                interfaces += &format!("iface {interface} {family} static\n    address {address}/{length}\n");
+                interfaces += &format!("    gateway {gateway}\n    metric {metric}\n");
+            }
+            // Programs can send by IPv6 as soon as by IPv4, and a boot does not wait for it (RFC 4862 §5.4).
+            interfaces += "    dad-attempts 0\n";
         }
         self.write("etc/network/interfaces.d/links", &interfaces);
-        let resolver = self.links.first().map(Link::gateway).unwrap_or_default();
+        let [resolver, _] = self.links.first().map(Link::gateways).unwrap_or_default();
         if !self.path("etc/resolv.conf").is_symlink() {
             self.write("etc/resolv.conf", &format!("nameserver {resolver}\n"));
         }
@@ -276,19 +281,22 @@ impl Machine {
         addresses.filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
-    /// Starts a ping to `to` every `interval` that ends after `seconds`. Errors that routers report while
-    /// there is no tunnel do not end it, as they would with `-w`.
-    pub(crate) fn ping(&self, to: &str, interval: Duration, seconds: u32) -> Ping {
+    /// Starts a ping to each address every `interval` that ends after `seconds`. Errors that routers report
+    /// while there is no tunnel do not end it, as they would with `-w`.
+    pub(crate) fn ping(&self, to: [&str; 2], interval: Duration, seconds: u32) -> [Ping; 2] {
         let count = (f64::from(seconds) / interval.as_secs_f64()).ceil().to_string();
         let interval = interval.as_secs_f64().to_string();
-        let args = ["ping", "-n", "-D", "-i", &interval, "-c", &count, "-W", "1", to];
-        let file = folder().join(format!("{}-{}.ping", self.name, to));
-        Ping::run(self.command(Duration::from_secs(600), &args), file)
+        to.map(|to| {
+            let args = ["ping", "-n", "-D", "-i", &interval, "-c", &count, "-W", "1", to];
+            let file = folder().join(format!("{}-{}.ping", self.name, to));
+            Ping::run(self.command(Duration::from_secs(600), &args), file)
+        })
     }
 
-    /// Whether one ping is answered within a second.
-    pub(crate) fn reaches(&self, to: &str) -> bool {
-        self.output(Duration::from_secs(3), &["ping", "-n", "-c", "1", "-W", "1", to]).status.success()
+    /// Whether one ping to each address is answered within a second.
+    pub(crate) fn reaches(&self, to: [&str; 2]) -> bool {
+        let once = |to| self.output(Duration::from_secs(3), &["ping", "-n", "-c", "1", "-W", "1", to]);
+        to.iter().all(|to| once(to).status.success())
     }
 
     /// Bytes that an interface has received and sent.

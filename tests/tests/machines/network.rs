@@ -5,24 +5,27 @@
 //! runs the tests.
 //!
 //! ```text
-//!  server ── 203.0.113.0/24 ──┐
-//!  alpha ─┬─ 192.168.11.0/24 ─┤ router, resolver, translation of 192.168.0.0/16,
-//!         └─ 192.168.12.0/24 ─┤ and 198.51.100.1, an address of the internet
-//!  beta ──┬─ 192.168.21.0/24 ─┤
-//!         └─ 192.168.22.0/24 ─┘
+//!  server ── 203.0.113.0/24, 2001:db8:113::/64 ──┐
+//!  alpha ─┬─ 192.168.11.0/24, fd00:0:0:11::/64 ──┤ router, resolver, translation of 192.168.0.0/16,
+//!         └─ 192.168.12.0/24, fd00:0:0:12::/64 ──┤ and an address of the internet of each family
+//!  beta ──┬─ 192.168.21.0/24, fd00:0:0:21::/64 ──┤
+//!         └─ 192.168.22.0/24, fd00:0:0:22::/64 ──┘
 //! ```
 
 use std::{
     fs,
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
-use mpvpn_tests::dns::NameServer;
+use mpvpn_tests::{dns::NameServer, tcpdump::Tcpdump};
 
-use crate::isolation::run;
+use crate::{isolation::run, root_file_system::folder};
 
-/// An address of the internet, which the router has itself.
-pub(crate) const INTERNET: &str = "198.51.100.1";
+/// Addresses of the internet, which the router has itself: IPv4 and IPv6, as in all pairs of addresses here.
+pub(crate) const INTERNET: [&str; 2] = ["198.51.100.1", "2001:db8:100::1"];
+/// The lengths of the prefixes of links.
+pub(crate) const PREFIX_LENGTHS: [u8; 2] = [24, 64];
 /// Rate of each link of a client in each direction, as tc writes it. Higher: the tests compete for
 /// processors. Lower: they wait.
 const RATE: &str = "30mbit";
@@ -34,7 +37,7 @@ table inet router {
     chain count {
         type filter hook prerouting priority -300
         iifname \"c*\" ip daddr 198.51.100.1 counter comment \"past the tunnel\"
-        iifname \"s*\" ip daddr 198.51.100.1 counter comment \"through the server\"
+        iifname \"c*\" ip6 daddr 2001:db8:100::1 counter comment \"past the tunnel\"
         iifname \"c*\" udp dport 53 counter comment \"queries past the tunnel\"
     }
     chain translate {
@@ -50,9 +53,9 @@ pub(crate) struct Link {
     pub(crate) interface: String,
     /// Interface at the router.
     pub(crate) bridge: String,
-    /// The first three numbers of the /24.
-    pub(crate) net: String,
-    /// The last number of the machine's address.
+    /// The beginnings of its addresses.
+    pub(crate) nets: [String; 2],
+    /// The last number of the machine's addresses.
     pub(crate) host: u8,
     /// Whether its rate is limited.
     pub(crate) is_limited: bool,
@@ -62,24 +65,32 @@ impl Link {
     /// A link of a server.
     pub(crate) fn of_server(number: usize) -> Self {
         let (interface, bridge) = ("eth0".to_owned(), format!("s{number}"));
-        Self { interface, bridge, net: "203.0.113".to_owned(), host: 10, is_limited: false }
+        let nets = ["203.0.113.", "2001:db8:113::"].map(str::to_owned);
+        Self { interface, bridge, nets, host: 10, is_limited: false }
     }
 
     /// A link of a client; both numbers count from 1.
     pub(crate) fn of_client(client: usize, number: usize) -> Self {
         let bridge = format!("c{client}l{number}");
-        let (interface, net) = (format!("eth{}", number - 1), format!("192.168.{client}{number}"));
-        Self { interface, bridge, net, host: 2, is_limited: true }
+        let interface = format!("eth{}", number - 1);
+        let nets = [format!("192.168.{client}{number}."), format!("fd00:0:0:{client}{number}::")];
+        Self { interface, bridge, nets, host: 2, is_limited: true }
     }
 
-    /// The machine's address.
+    /// The machine's IPv4 address.
     pub(crate) fn address(&self) -> String {
-        format!("{}.{}", self.net, self.host)
+        let [v4, _] = self.addresses();
+        v4
     }
 
-    /// The router's address.
-    pub(crate) fn gateway(&self) -> String {
-        format!("{}.1", self.net)
+    /// The machine's addresses.
+    pub(crate) fn addresses(&self) -> [String; 2] {
+        self.nets.each_ref().map(|net| format!("{net}{}", self.host))
+    }
+
+    /// The router's addresses.
+    pub(crate) fn gateways(&self) -> [String; 2] {
+        self.nets.each_ref().map(|net| format!("{net}1"))
     }
 
     /// The machine's hardware address, which stays over reboots: locally administered, and made of the IPv4
@@ -121,20 +132,20 @@ impl Network {
     /// A network with these links.
     pub(crate) fn new(links: &[Link]) -> Self {
         run("ip", &["link", "set", "lo", "up"]);
-        run("ip", &["address", "replace", &format!("{INTERNET}/32"), "dev", "lo"]);
-        fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("our own network");
+        for (internet, forwarding) in INTERNET.iter().zip(["ipv4/ip_forward", "ipv6/conf/all/forwarding"]) {
+            run("ip", &["address", "replace", internet, "dev", "lo"]);
+            fs::write(Path::new("/proc/sys/net").join(forwarding), "1").expect("our own network");
+        }
         for link in links {
             run("ip", &["link", "add", &link.bridge, "type", "bridge", "forward_delay", "0"]);
-            run("ip", &["address", "add", &format!("{}/24", link.gateway()), "dev", &link.bridge]);
+            for (gateway, length) in link.gateways().iter().zip(PREFIX_LENGTHS) {
+                run("ip", &["address", "add", &format!("{gateway}/{length}"), "dev", &link.bridge, "nodad"]);
+            }
             run("ip", &["link", "set", &link.bridge, "up"]);
         }
         run("nft", &[RULES]);
         let mut iperf = Command::new("iperf3");
-        iperf
-            .args(["--server", "--bind", INTERNET])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        iperf.arg("--server").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self {
             iperf: iperf.spawn().expect("iperf3 runs"),
             names: NameServer::start_here(),
@@ -145,10 +156,11 @@ impl Network {
     /// The packets that rules with this comment have counted.
     pub(crate) fn count(&self, comment: &str) -> u64 {
         let rules = run("nft", &["list", "table", "inet", "router"]);
-        let marked = rules.lines().find(|line| line.ends_with(&format!("comment \"{comment}\"")));
-        let line = marked.unwrap_or_else(|| panic!("no rule has the comment {comment}"));
-        let packets = line.split_once("packets ").and_then(|(_, rest)| rest.split_once(' '));
-        packets.and_then(|(packets, _)| packets.parse().ok()).expect("a counter")
+        let marked = rules.lines().filter(|line| line.ends_with(&format!("comment \"{comment}\"")));
+        let packets = |line: &str| line.split_once("packets ")?.1.split_once(' ')?.0.parse::<u64>().ok();
+        let counts: Vec<u64> = marked.map(|line| packets(line).expect("a counter")).collect();
+        assert!(!counts.is_empty(), "no rule has the comment {comment}");
+        counts.iter().sum()
     }
 
     /// The addresses that have used the router's resolver.
@@ -165,5 +177,35 @@ impl Drop for Network {
             let _ = Command::new("ip").args(["link", "delete", bridge]).status();
         }
         let _ = Command::new("nft").args(["delete", "table", "inet", "router"]).status();
+    }
+}
+
+/// Packets of clients that leave past the tunnel, as they arrive at the router.
+pub(crate) struct Capture(Tcpdump);
+
+/// Left out: packets to the server, ARP, and neighbour, router and multicast listener discovery within the
+/// link. The kernel sends these by itself as soon as an interface is up (RFC 4861, RFC 4862, RFC 9777), and
+/// nothing reaches the internet without them, so the kill switch lets them pass. Multicast listener reports
+/// have their type after an extension header of 8 bytes.
+const PAST_THE_TUNNEL: &str = "(ip or ip6) \
+    and not (port 443 and (dst host 203.0.113.10 or dst host 2001:db8:113::10)) \
+    and not ((dst net ff02::/16 or dst net fe80::/10 or dst net fd00::/16) \
+        and ((ip6[6] = 58 and ip6[40] >= 133 and ip6[40] <= 136) or (ip6[6] = 0 and ip6[40] = 58 and ip6[48] = 143)))";
+
+impl Capture {
+    /// Starts it.
+    pub(crate) fn start() -> Self {
+        let files = ["pcap.log", "tcpdump.log"].map(|name| folder().join(name));
+        Self(Tcpdump::run(Command::new("tcpdump"), PAST_THE_TUNNEL, files))
+    }
+
+    /// The packets since the last call, as tcpdump prints them.
+    pub(crate) fn new_lines(&mut self) -> Vec<String> {
+        let is_of_client = |line: &String| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().is_some_and(|port| port.starts_with('c') && port.ends_with('p'))
+                && words.next() == Some("In")
+        };
+        self.0.new_lines().into_iter().filter(is_of_client).collect()
     }
 }

@@ -17,6 +17,7 @@ table inet filter {
         ct state established,related accept
         iifname \"lo\" accept
         icmp type echo-request accept
+        icmpv6 type { echo-request, nd-neighbor-solicit, nd-neighbor-advert, nd-router-advert } accept
         tcp dport 22 accept
     }
     chain forward {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use mpvpn_tests::ping::Ping;
+
 use crate::{
     machine::Machine,
     network::INTERNET,
@@ -49,8 +51,10 @@ pub(super) fn run() {
     step("mpvpn lab says how to get it, and runs beside the client when its package is there", || lab(beta));
     let past = network.count("past the tunnel");
     step("traffic over both links, in both directions", || {
-        uses_both_links(alpha, false);
-        uses_both_links(alpha, true);
+        for internet in INTERNET {
+            uses_both_links(alpha, internet, false);
+            uses_both_links(alpha, internet, true);
+        }
     });
     step("reload both ends ten times", || reload(server, alpha));
     assert_eq!(network.count("past the tunnel"), past, "packets of clients left past the tunnel");
@@ -99,7 +103,7 @@ fn lab(client: &Machine) {
 }
 
 /// Downloads or uploads for a moment, and compares what the links have carried.
-fn uses_both_links(client: &Machine, upload: bool) {
+fn uses_both_links(client: &Machine, internet: &str, upload: bool) {
     let bytes = || {
         client.links().iter().map(|link| {
             let (received, sent) = client.interface_bytes(&link.interface);
@@ -107,14 +111,14 @@ fn uses_both_links(client: &Machine, upload: bool) {
         })
     };
     let before: Vec<u64> = bytes().collect();
-    let mut args = vec!["iperf3", "--client", INTERNET, "--time", "3", "--parallel", "4", "--json"];
+    let mut args = vec!["iperf3", "--client", internet, "--time", "3", "--parallel", "4", "--json"];
     args.extend((!upload).then_some("--reverse"));
     let output = client.run(&args);
     let report: serde_json::Value = serde_json::from_str(&output).expect("iperf3 prints JSON");
     let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().expect("a rate") / 1e6;
     let carried: Vec<u64> = bytes().zip(before).map(|(after, before)| after - before).collect();
     let all: u64 = carried.iter().sum();
-    let word = if upload { "up" } else { "down" };
+    let word = format!("{} {internet}", if upload { "up to" } else { "down from" });
     println!("            {word}: {rate:.0} Mbit/s, bytes of the links: {carried:?}");
     let too_little = carried.iter().any(|bytes| bytes * 100 < all * MIN_SHARE);
     assert!(!too_little, "a link carries less than {MIN_SHARE} % of what goes {word}: {carried:?}");
@@ -126,9 +130,10 @@ fn reload(server: &Machine, client: &Machine) {
         server.run(&["systemctl", "reload", "mpvpn-server"]);
         client.run(&["systemctl", "reload", "mpvpn-client"]);
     }
-    let pings = ping.finish();
-    println!("            {} of {} pings lost", pings.missing(), pings.sent);
-    assert_eq!(pings.missing(), 0, "of {} pings across reloads", pings.sent);
+    for pings in ping.map(Ping::finish) {
+        println!("            {} of {} pings lost", pings.missing(), pings.sent);
+        assert_eq!(pings.missing(), 0, "of {} pings across reloads", pings.sent);
+    }
 }
 
 fn revoke(server: &Machine, alpha: &Machine, beta: &Machine) {
@@ -136,8 +141,9 @@ fn revoke(server: &Machine, alpha: &Machine, beta: &Machine) {
     let ping = alpha.ping(INTERNET, Duration::from_millis(10), 4);
     server.run(&["mpvpn", "user", "revoke", "beta"]);
     within("the revoked user's session ends", wait_until_gone(server, "beta"), REVOKE_BAR);
-    let pings = ping.finish();
-    assert_eq!(pings.missing(), 0, "of {} pings of another client", pings.sent);
+    for pings in ping.map(Ping::finish) {
+        assert_eq!(pings.missing(), 0, "of {} pings of another client", pings.sent);
+    }
     let journal = beta.run(&["journalctl", "--unit", "mpvpn-client", "--no-pager"]);
     assert!(journal.contains("revoked"), "the client is not told why its session ended:\n{journal}");
 }
