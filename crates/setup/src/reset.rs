@@ -4,7 +4,7 @@ use std::path::Path;
 
 use mpvpn_error::RunError;
 use mpvpn_os::{
-    UndoJournal, helper, kill_switch, privilege,
+    UndoJournal, dns, helper, kill_switch, privilege,
     undo::{DEFAULT_FOLDER, Leftover},
 };
 
@@ -31,6 +31,8 @@ pub fn run() -> Result<ResetReport, RunError> {
     let base = Path::new(DEFAULT_FOLDER);
     let mut report = ResetReport::default();
     if privilege::is_root_at_folder_of_other(base) {
+        // The service writes the file for clients of the folder's owner.
+        report.errors.extend(dns::restore_after_service().err().map(|error| error.to_string()));
         helper::start(&[], true)?;
         privilege::become_owner_of(base)?;
     }

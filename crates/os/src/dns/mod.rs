@@ -16,8 +16,8 @@ use ipnet::IpNet;
 
 pub use file::FileRewrite;
 pub(crate) use file::{apply, revert};
-pub use service::serve as serve_clients;
 pub(crate) use service::{Request, STATE_OF_ROOT, carry_out, perform};
+pub use service::{restore_after_service, serve as serve_clients};
 
 use crate::{
     error::OsError,

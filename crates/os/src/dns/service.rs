@@ -115,6 +115,18 @@ pub fn serve() -> Result<(), OsError> {
     Ok(())
 }
 
+/// Puts back what root found in the file, if a client was killed and the service has ended since; it would do
+/// that at its next start. For root.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn restore_after_service() -> Result<(), OsError> {
+    match !Path::new(SOCKET).exists() && Path::new(STATE).exists() {
+        true => restore(&[], Path::new(RESOLV_CONF), Path::new(STATE)),
+        false => Ok(()),
+    }
+}
+
 fn folder_of(path: &str) -> &Path {
     Path::new(path).parent().unwrap_or(Path::new("/"))
 }

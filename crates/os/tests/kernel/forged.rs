@@ -153,9 +153,9 @@ fn a_link_a_pipe_and_an_endless_file_are_no_journals() {
         fs::write(journals.join("long.json"), format!("{RECORD}{}", " ".repeat(20 << 20))).unwrap();
         run("mkfifo", &journals.join("pipe.json").display().to_string());
         fs::write(journals.join("record.json"), RECORD).unwrap();
-        let (base, (sender, ended)) = (folder.0.clone(), std::sync::mpsc::channel());
+        let (base, (sender, ended)) = (folder.0.clone(), mpsc::channel());
         // It waits for a writer of the pipe for ever, if at all.
-        std::thread::spawn(move || sender.send(UndoJournal::reset_all(&base)));
+        thread::spawn(move || sender.send(UndoJournal::reset_all(&base)));
         let found = ended.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap();
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["record"]);
