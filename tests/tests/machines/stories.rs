@@ -5,6 +5,7 @@ mod certificate;
 mod copies;
 mod desktop;
 mod firewalls;
+mod forged;
 mod instances;
 mod kill_switch;
 mod lifecycle;
@@ -25,7 +26,7 @@ pub(crate) struct Story {
 }
 
 /// All tests, in the order in which they run.
-pub(crate) const STORIES: [Story; 13] = [
+pub(crate) const STORIES: [Story; 14] = [
     Story {
         name: "lifecycle",
         proves: "a server and two clients are installed, joined, used, reloaded, revoked, removed and purged without a trace",
@@ -46,9 +47,15 @@ pub(crate) const STORIES: [Story; 13] = [
     },
     Story {
         name: "kill_switch",
-        proves: "with the kill switch nothing leaves past the tunnel while a machine boots, with and without a server",
+        proves: "with the kill switch no packet leaves past the tunnel from boot to purge, by IPv4 or IPv6",
         is_short: true,
         run: kill_switch::run,
+    },
+    Story {
+        name: "forged",
+        proves: "records that a taken-over service left make root's commands change nothing of root's",
+        is_short: true,
+        run: forged::run,
     },
     Story {
         name: "certificate",
