@@ -123,6 +123,8 @@ fn confine(
         // A folder that cannot be made now fails, with its reason, where it is needed.
         let _ = files::create_private_dir(folder);
     }
+    // The kernel's parameters of the network, which the helper has no task to change.
+    needs.writable.extend(needs.network.then(|| PathBuf::from("/proc/sys/net")));
     // A state folder below the default one is reached through that.
     let default = Path::new(dirs::STATE_DIR);
     if folders.own.iter().any(|folder| folder.starts_with(default)) {

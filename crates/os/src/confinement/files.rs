@@ -21,8 +21,6 @@ const ABI_VERSION: ABI = ABI::V6;
 const SYSTEM: [&str; 9] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/run"];
 /// Devices without state, and the one that makes TUN devices.
 const DEVICES: [&str; 4] = ["/dev/null", "/dev/urandom", "/dev/random", "/dev/net/tun"];
-/// Settings of the network, for processes that configure it.
-const SYSCTLS: &str = "/proc/sys/net";
 
 /// Files that every process may read. The program itself is among them, for the names in a backtrace.
 static READABLE: LazyLock<Vec<PathBuf>> = LazyLock::new(|| {
@@ -62,8 +60,7 @@ pub(super) fn restrict(needs: &Needs) -> io::Result<Option<u32>> {
         ruleset = allow(ruleset, path, read)?;
     }
     let devices = DEVICES.iter().map(Path::new);
-    let sysctls = needs.network.then(|| Path::new(SYSCTLS));
-    for path in needs.writable.iter().map(PathBuf::as_path).chain(devices).chain(sysctls) {
+    for path in needs.writable.iter().map(PathBuf::as_path).chain(devices) {
         ruleset = allow(ruleset, path, change)?;
     }
     ruleset.restrict_self().map_err(io::Error::other)?;
