@@ -242,6 +242,22 @@ fn the_socket_is_only_for_its_owner_and_is_removed_with_the_process() {
 }
 
 #[test]
+fn a_socket_that_stays_in_a_folder_of_root_is_no_process_and_the_next_process_replaces_it() {
+    let testbed = Testbed::two_links();
+    let path = testbed.dir().join("mine.sock");
+    let args = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
+    let args = [&args[..], &["--auth", "none", "--api-socket", "mine.sock"]].concat();
+    for _ in 0..2 {
+        let mut server = testbed.start_as_is(Host::Server, &args, &path).wait_until_up();
+        assert!(server.interrupt().success());
+        let output = testbed.mpvpn(Host::Server, &["status", "--api-socket", "mine.sock"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("mine.sock") && said.contains("next: "), "{said}");
+    }
+}
+
+#[test]
 fn a_refused_class_shows_the_reason_and_its_packets_use_the_default_class() {
     let testbed = Testbed::two_links();
     std::fs::write(testbed.dir().join("server.toml"), "[[limit]]\nmax-classes = 1\n").expect("a file");
