@@ -26,11 +26,11 @@ const SOON: Duration = Duration::from_secs(15);
 const FILE: &str = "client-ca = 'clients.crt'\ncrl = 'crl.pem'\n";
 
 /// A CA of clients.
-struct Ca(Issuer<'static, KeyPair>);
+pub(crate) struct Ca(Issuer<'static, KeyPair>);
 
 impl Ca {
     /// Writes the certificate to `file` in the testbed's folder.
-    fn new(testbed: &Testbed, file: &str) -> Self {
+    pub(crate) fn new(testbed: &Testbed, file: &str) -> Self {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -60,7 +60,7 @@ impl Ca {
     }
 
     /// Writes the list of revoked certificates to `crl.pem`.
-    fn revoke(&self, testbed: &Testbed, serials: &[u64]) {
+    pub(crate) fn revoke(&self, testbed: &Testbed, serials: &[u64]) {
         let revocation_time = rcgen::date_time_ymd(2026, 1, 1);
         let entry = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),

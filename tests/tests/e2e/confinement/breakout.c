@@ -21,7 +21,7 @@
 
 static int report = -1, terminal = -1, null = -1;
 static pid_t outside;
-static char victims[4096];
+static char victims[4096], folders[8192];
 
 #define TRY(name, call) (errno = 0, record(name, (call) < 0 ? errno : 0))
 
@@ -35,6 +35,17 @@ static const char *victim(const char *name) {
 
 // The file has no name and is gone with its process.
 static int make_in(const char *folder) { return open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600); }
+
+// Reads the list of each folder, and makes a file there.
+static void try_folders(void) {
+    char name[sizeof folders + 16];
+    for (char *path = folders; *path; path += strlen(path) + 1) {
+        snprintf(name, sizeof name, "read in %s", path);
+        TRY(name, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        snprintf(name, sizeof name, "change in %s", path);
+        TRY(name, make_in(path));
+    }
+}
 
 static int read_of(const char *path) { return open(path, O_RDONLY | O_NOCTTY); }
 
@@ -93,6 +104,8 @@ static void attempt(int signal) {
     TRY("packet socket", socket(AF_PACKET, SOCK_RAW, 0));
     TRY("raw socket", socket(AF_INET, SOCK_RAW, 1));
     TRY("vsock", socket(AF_VSOCK, SOCK_STREAM, 0));
+    try_folders();
+    TRY("change in /proc/sys/net", open("/proc/sys/net/ipv4/ip_forward", O_WRONLY | O_CLOEXEC));
     TRY("start a process", start_process());
     TRY("run a program", execl("/nonexistent", "x", (char *)0));
     dup2(standard_error, 2);
@@ -109,6 +122,9 @@ __attribute__((constructor)) static void prepare(void) {
     snprintf(path, sizeof path, "%s/%d", victims, getpid());
     report = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     outside = atoi(other);
+    const char *list = getenv("MPVPN_BREAKOUT_FOLDERS");
+    snprintf(folders, sizeof folders - 1, "%s", list ? list : "");
+    for (char *end = folders; (end = strchr(end, ':')); ++end) *end = 0;
     // A terminal of its own, as `sudo` has one.
     int master, slave;
     null = open("/dev/null", O_WRONLY | O_CLOEXEC);

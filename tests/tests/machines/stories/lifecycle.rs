@@ -63,6 +63,11 @@ pub(super) fn run() {
         exposure(server, EXPOSURES[0]);
         exposure(alpha, EXPOSURES[1]);
     });
+    step("rights of the processes", || {
+        assert_eq!(rights(server, "mpvpn-server"), ["mpvpn 1400 of 1400", "mpvpn 1000 of 1400"]);
+        assert_eq!(rights(alpha, "mpvpn-client"), ["mpvpn 1000 of 1400", "mpvpn 1000 of 1400"]);
+        assert_eq!(rights(alpha, "mpvpn-dns"), ["root 0 of 0"]);
+    });
     step("the journals have neither warnings nor tokens", || machines.map(has_a_clean_journal));
     step("remove and purge", || {
         [server, alpha].into_iter().for_each(remove);
@@ -146,6 +151,25 @@ fn revoke(server: &Machine, alpha: &Machine, beta: &Machine) {
     }
     let journal = beta.run(&["journalctl", "--unit", "mpvpn-client", "--no-pager"]);
     assert!(journal.contains("revoked"), "the client is not told why its session ended:\n{journal}");
+}
+
+/// The user, the capabilities and the bounding set of the unit, as hexadecimal numbers, of the process of a unit
+/// and of its helper. Panics unless both can get no others, and have a filter of system calls.
+fn rights(machine: &Machine, unit: &str) -> Vec<String> {
+    let script = r#"
+        main=$(systemctl show --property MainPID --value $0)
+        for process in $main $(cat /proc/$main/task/$main/children); do
+            echo $(id -nu $(sed -n 's/^Uid:\t\([0-9]*\).*/\1/p' /proc/$process/status)) \
+                $(sed -n 's/^\(CapEff\|CapPrm\|CapBnd\|NoNewPrivs\|Seccomp\):\t0*\(.\)/\2/p' /proc/$process/status)
+        done"#;
+    let lines = machine.run(&["sh", "-euc", script, unit]);
+    let rights = lines.lines().map(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [user, permitted, effective, bounding, "1", "2"] = words[..] else { panic!("{unit}: {line}") };
+        assert_eq!(permitted, effective, "{unit}: {line}");
+        format!("{user} {effective} of {bounding}")
+    });
+    rights.collect()
 }
 
 fn exposure(machine: &Machine, (unit, bar): (&str, f64)) {
