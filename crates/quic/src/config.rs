@@ -75,6 +75,10 @@ const MAX_STRANGER_REQUESTS: u32 = 8;
 /// largest header sections. Larger: memory that a stranger can demand; smaller: requests that wait for
 /// credit.
 const STRANGER_RECEIVE_WINDOW: u32 = 128 << 10;
+/// Unacknowledged stream bytes of a connection before its client is authenticated at most: pages at 10 Mbit/s
+/// over a round trip of 100 ms. Larger: memory that a stranger can demand; smaller: a slow site. Chosen, as
+/// the receive window.
+const STRANGER_SEND_WINDOW: u64 = 128 << 10;
 /// Packets that are kept for an attempt to connect while it waits for its handshake (bytes), and for all that
 /// wait: the rest of a ClientHello is one packet. More: memory that strangers can demand; less: clients
 /// repeat that packet.
@@ -118,6 +122,8 @@ pub(crate) struct StreamLimits {
     pub(crate) requests: u32,
     /// The receive window of the connection (bytes).
     pub(crate) window: u32,
+    /// Unacknowledged stream bytes that this end may have sent (bytes).
+    pub(crate) send_window: u64,
 }
 
 impl StreamLimits {
@@ -127,6 +133,7 @@ impl StreamLimits {
         Self {
             requests: self.requests.min(MAX_STRANGER_REQUESTS),
             window: self.window.min(STRANGER_RECEIVE_WINDOW),
+            send_window: self.send_window.min(STRANGER_SEND_WINDOW),
         }
     }
 }
@@ -175,7 +182,7 @@ impl TransportOptions {
 
     /// The limits of streams for a peer that is trusted.
     fn stream_limits(&self) -> StreamLimits {
-        StreamLimits { requests: SPARE_REQUESTS, window: self.windows.connection }
+        StreamLimits { requests: SPARE_REQUESTS, window: self.windows.connection, send_window: SEND_WINDOW }
     }
 
     /// For connections that send UDP payloads of at most `largest` bytes.
@@ -345,7 +352,8 @@ impl ServerSetup {
             transport
                 .send_observed_address_reports(true)
                 .max_concurrent_bidi_streams(VarInt::from_u32(limits.requests))
-                .receive_window(VarInt::from_u32(limits.window));
+                .receive_window(VarInt::from_u32(limits.window))
+                .send_window(limits.send_window);
             Arc::new(config.transport_config(Arc::new(transport)).clone())
         };
         Ok(Self {

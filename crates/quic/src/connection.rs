@@ -179,10 +179,13 @@ impl Connection {
     /// leave with what is written next, so they arrive together with the answer to the peer's first
     /// request.
     pub fn trust(&mut self) {
-        let Some(StreamLimits { requests, window }) = self.limits_when_trusted.take() else { return };
+        let Some(StreamLimits { requests, window, send_window }) = self.limits_when_trusted.take() else {
+            return;
+        };
         self.guarded(|inner| {
             inner.set_max_concurrent_streams(noq_proto::Dir::Bi, VarInt::from_u32(requests));
             inner.set_receive_window(VarInt::from_u32(window));
+            inner.set_send_window(send_window);
         });
     }
 

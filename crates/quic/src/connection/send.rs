@@ -232,6 +232,11 @@ impl SendStreams {
         true
     }
 
+    /// Whether nothing waits on an ordinary stream.
+    pub(super) fn is_forgotten(&self, id: StreamId) -> bool {
+        !self.streams.contains_key(&id)
+    }
+
     /// The reader of a stream has taken `read` bytes; returns whether the stream waited for that.
     pub(super) fn on_read(&mut self, now: Instant, id: StreamId, read: u64) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
@@ -330,6 +335,11 @@ impl SendStreams {
                         if front.is_empty() {
                             stream.queue.pop_front();
                         }
+                        continue;
+                    }
+                    // noq reports credit only for streams of which it has refused data, so it is asked again.
+                    if n > 0 {
+                        stream.put_back(rest);
                         continue;
                     }
                 }
@@ -437,6 +447,7 @@ mod tests {
         got: Vec<(StreamId, usize)>,
         ended: Vec<StreamId>,
         stopped: Vec<StreamId>,
+        blocked: Vec<StreamId>,
     }
 
     impl StreamWriter for Peer {
@@ -447,6 +458,7 @@ mod tests {
             let credit = self.credit.entry(id).or_insert(usize::MAX);
             let n = bytes.len().min(*credit);
             if n == 0 {
+                self.blocked.push(id);
                 return Err(noq_proto::WriteError::Blocked);
             }
             *credit -= n;
@@ -458,6 +470,19 @@ mod tests {
         fn finish(&mut self, id: StreamId) {
             self.ended.push(id);
         }
+    }
+
+    #[test]
+    fn a_stream_of_which_a_part_was_taken_is_asked_for_until_it_is_refused() {
+        let (mut streams, mut peer) = (SendStreams::default(), Peer::default());
+        peer.credit.insert(0, 40);
+        streams.push(0, Bytes::from(vec![0; 100]));
+        streams.written(&mut peer, 0);
+        assert_eq!((&peer.got[..], &peer.blocked[..]), (&[(0, 40)][..], &[0][..]));
+        peer.credit.insert(0, 100);
+        assert!(streams.unblock(0));
+        streams.written(&mut peer, 0);
+        assert_eq!((&peer.got[..], streams.unsent(0)), (&[(0, 40), (0, 60)][..], 0));
     }
 
     fn bulk(streams: &mut SendStreams, id: StreamId, bytes: usize) {

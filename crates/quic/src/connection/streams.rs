@@ -202,6 +202,9 @@ impl Connection {
     pub(super) fn unblock(&mut self, id: StreamId) {
         if self.streams.send.unblock(id) {
             self.written(id);
+            if self.streams.send.is_forgotten(id) {
+                self.events.push_back(Event::StreamWritable(id));
+            }
         }
     }
 
