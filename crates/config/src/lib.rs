@@ -55,7 +55,7 @@ pub use render_classes::render_classes;
 pub use resolve::{ClientConfig, KillSwitch, ServerConfig};
 pub use service::{Rights, ServerMode};
 pub use shards::Shards;
-pub use site::{Site, SiteContent};
+pub use site::{DEFAULT_SERVER_FIELD, Site, SiteContent};
 pub use via::{ProxyCredentials, ViaOption, ViaProxy};
 pub use words::{
     AuthMode, Confine, FileKind, LogLevel, Nat, ReloadMode, Routes, SharedNetwork, Subnet6, Tcp,

@@ -14,9 +14,9 @@ use mpvpn_input::{
     values::{One, Text},
 };
 
-/// Default value of the header field `server` of responses: a common web server, so that the site does not
-/// stand out.
-const DEFAULT_SERVER_FIELD: &str = "nginx";
+/// Default value of the header field `server` of responses: the web server whose responses those of the site
+/// are like.
+pub const DEFAULT_SERVER_FIELD: &str = "Caddy";
 
 /// The web site of a server for visitors without credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,8 @@ pub(super) struct SiteTable {
     /// [default: no pages]
     #[serde(with = "One::<Upstream>")]
     upstream: Option<Upstream>,
-    /// Value of the header field `server` of responses, so that the site looks like others [default: nginx]
+    /// Value of the header field `server` of responses, as which the site appears; the other
+    /// fields are those of Caddy [default: Caddy]
     #[serde(with = "One::<ServerName>")]
     server: Option<ServerName>,
     /// Answer requests with wrong credentials like requests without credentials, instead of with 401, so
@@ -117,7 +118,7 @@ impl Text for Upstream {
 
 impl Text for ServerName {
     const EXPECTED: &'static str = "a name in quotes";
-    const EXAMPLE: &'static str = "nginx";
+    const EXAMPLE: &'static str = "Caddy";
 
     fn read(text: &str) -> Result<Self, String> {
         match HeaderValue::from_str(text) {

@@ -29,6 +29,7 @@ pub(super) async fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
+        .title_case_headers(true)
         .serve_connection(TokioIo::new(io), service)
         .with_upgrades();
     let mut connection = pin!(connection);
@@ -44,8 +45,10 @@ pub(super) async fn serve(
 
 async fn answer(client: &Arc<ClientConnection>, request: Request<Incoming>) -> Response<Body> {
     match client.classify(&request) {
-        RequestKind::Site => client.context.site.answer(request, client.peer).await,
-        RequestKind::Refused(refusal) => client.context.refuse(&refusal),
+        RequestKind::Site => client.context.site.answer(request, client.peer, Some(client.quic.port())).await,
+        RequestKind::Refused(refusal) => {
+            client.context.refuse(&refusal, request.version(), client.quic.port())
+        }
         RequestKind::TcpTransport(user) => tcp_transport::over_http1(client, &user, request),
         RequestKind::Gateway => client.gateway_client.serve_http1(request).await,
     }

@@ -129,8 +129,13 @@ async fn ping_fails(ping_pong: Option<PingPong>) {
 async fn answer(client: Arc<ClientConnection>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
     let _busy = client.begin_request();
     let response = match client.classify(&request) {
-        RequestKind::Site => client.context.site.answer(request.map(Upload), client.peer).await,
-        RequestKind::Refused(refusal) => client.context.refuse(&refusal),
+        RequestKind::Site => {
+            let (site, port) = (&client.context.site, client.quic.port());
+            site.answer(request.map(Upload), client.peer, Some(port)).await
+        }
+        RequestKind::Refused(refusal) => {
+            client.context.refuse(&refusal, request.version(), client.quic.port())
+        }
         RequestKind::TcpTransport(user) => {
             return tcp_transport::over_http2(&client, &user, request, respond).await;
         }

@@ -32,7 +32,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use ipnet::IpNet;
 use mpvpn_config::{AcmeChallenge, ServerConfig};
@@ -61,7 +61,7 @@ use tokio_rustls::TlsAcceptor;
 
 use gateway::{Gateway, GatewayClient};
 use loopback_clients::LoopbackClients;
-pub use site::{ConfiguredSite, Site};
+pub use site::{ConfiguredSite, Deliver, ResponsePart, Site};
 
 /// The body of a response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -355,9 +355,9 @@ impl ServerContext {
     }
 
     /// The response to a request that is refused.
-    fn refuse(&self, refusal: &Rejection) -> Response<Body> {
+    fn refuse(&self, refusal: &Rejection, version: Version, quic_port: u16) -> Response<Body> {
         let mut response = http3_fields::response_from(&refusal.headers()).map(|()| full_body(""));
-        self.site.add_common_headers(response.headers_mut());
+        self.site.complete_headers(response.headers_mut(), version, Some(quic_port));
         response
     }
 

@@ -1,27 +1,32 @@
 //! The web site for clients without credentials: files, the pages of another server, or nothing.
 //!
-//! Always holds: all versions of HTTP answer alike, as far as they have pages; concurrent answers and their
-//! memory are bounded; nothing in an answer reveals that there is a tunnel at this address; a site that
-//! replaces another one while the server runs counts for the next request.
+//! Files are answered as Caddy answers them, field by field, so that a server with a site is one of many
+//! (docs/security.md says what differs, and the test `visitors` compares).
+//!
+//! Always holds: all versions of HTTP answer alike; concurrent answers and their memory are bounded; nothing
+//! in an answer reveals that there is a tunnel at this address; a site that replaces another one while the
+//! server runs counts for the next request.
 
 mod files;
+mod http3;
 mod upstream;
 
 use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
-    header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, SERVER},
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version,
+    header::{ALLOW, ALT_SVC, CONTENT_LENGTH, DATE, LAST_MODIFIED, SERVER},
 };
+use hyper::body::Body as _;
 use mpvpn_config::SiteContent;
 use mpvpn_error::RunError;
 use mpvpn_input::shared::Shared;
-use mpvpn_masque::headers::Headers;
 use mpvpn_os::folder::Folder;
 use tokio::sync::Semaphore;
 
 use super::{Body, full_body};
+pub use http3::{Deliver, ResponsePart};
 
 /// Concurrent answers with content. More: memory and disk load for strangers. Fewer: 503. Chosen.
 const MAX_ANSWERS_IN_PROGRESS: usize = 128;
@@ -67,7 +72,7 @@ impl ConfiguredSite {
             SiteContent::Upstream(authority) => Content::Upstream(authority.clone()),
         };
         let server = HeaderValue::from_str(&config.server);
-        let server = server.unwrap_or(HeaderValue::from_static("nginx"));
+        let server = server.unwrap_or(HeaderValue::from_static(mpvpn_config::DEFAULT_SERVER_FIELD));
         Ok(Self { content, server, hide: config.hide })
     }
 }
@@ -92,68 +97,77 @@ impl Site {
         self.now.now().hide
     }
 
-    /// Answers a request from `peer`.
-    pub(super) async fn answer<B>(&self, request: Request<B>, peer: SocketAddr) -> Response<Body>
+    /// Answers a request from `peer`. `quic_port`: where HTTP/3 is offered, if the request came by TCP.
+    pub(super) async fn answer<B>(
+        &self,
+        request: Request<B>,
+        peer: SocketAddr,
+        quic_port: Option<u16>,
+    ) -> Response<Body>
     where
         B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<BoxError>,
     {
-        let now = self.now.now();
+        let (now, version) = (self.now.now(), request.version());
+        let is_head = request.method() == Method::HEAD;
         let mut response = match &now.content {
-            _ if request.method() == Method::CONNECT => empty_site_answer(request.method()).map(full_body),
-            Content::Nothing => empty_site_answer(request.method()).map(full_body),
             Content::Files(folder) => files::answer(folder, &request, &self.answer_slots).await,
-            Content::Upstream(authority) => {
+            Content::Upstream(authority) if request.method() != Method::CONNECT => {
                 upstream::answer(authority, request, peer, &self.answer_slots).await
             }
+            Content::Nothing | Content::Upstream(_) if reads(request.method()) => {
+                status_answer(StatusCode::NOT_FOUND)
+            }
+            Content::Nothing | Content::Upstream(_) => method_not_allowed(),
         };
-        self.add_common_headers(response.headers_mut());
+        // Caddy says the length of nothing over HTTP/3, but not over TCP.
+        let has_no_content = is_head || response.status() == StatusCode::NOT_MODIFIED;
+        if (version == Version::HTTP_3 || !has_no_content) && response.body().is_end_stream() {
+            response.headers_mut().entry(CONTENT_LENGTH).or_insert(HeaderValue::from_static("0"));
+        }
+        self.complete_headers(response.headers_mut(), version, quic_port);
         response
     }
 
-    /// Adds the Date and Server fields.
-    pub(super) fn add_common_headers(&self, headers: &mut HeaderMap) {
+    /// Adds the fields that all responses have, and puts the fields into the order in which Caddy sends them:
+    /// sorted by name, and behind them those that its HTTP library adds.
+    pub(super) fn complete_headers(&self, headers: &mut HeaderMap, version: Version, quic_port: Option<u16>) {
         if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
             headers.entry(DATE).or_insert(now);
         }
         headers.entry(SERVER).or_insert_with(|| self.now.now().server.clone());
-    }
-
-    /// The response over HTTP/3, where the site has no pages.
-    pub fn http3_answer(&self, method: &str) -> (Headers, Bytes) {
-        let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::OPTIONS);
-        let mut response = empty_site_answer(&method);
-        self.add_common_headers(response.headers_mut());
-        let mut headers = Headers::response(response.status().as_u16());
-        for (name, value) in response.headers() {
-            headers.push(name.as_str().to_owned(), value.as_bytes().to_vec());
-        }
-        (headers, response.into_body())
-    }
-}
-
-/// The response of a site without content.
-fn empty_site_answer(method: &Method) -> Response<Bytes> {
-    match *method {
-        Method::GET | Method::HEAD => status_page(method, StatusCode::NOT_FOUND),
-        _ => {
-            let mut response = status_page(method, StatusCode::METHOD_NOT_ALLOWED);
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            response
-        }
+        let http3 =
+            quic_port.and_then(|port| HeaderValue::from_str(&format!("h3=\":{port}\"; ma=2592000")).ok());
+        headers.extend(http3.map(|http3| (ALT_SVC, http3)));
+        let is_page = headers.contains_key(LAST_MODIFIED);
+        let place = |name: &HeaderName| match (version, name) {
+            (Version::HTTP_3, _) => 0,
+            (Version::HTTP_2, name) if *name == CONTENT_LENGTH => 1,
+            (Version::HTTP_2, name) if *name == DATE => 2,
+            (_, name) if *name == DATE => 1,
+            (_, name) if *name == CONTENT_LENGTH && !is_page => 2,
+            _ => 0,
+        };
+        let mut fields: Vec<_> = headers.iter().collect();
+        fields.sort_by_key(|(name, _)| (place(name), name.as_str()));
+        *headers = fields.into_iter().map(|(name, value)| (name.clone(), value.clone())).collect();
     }
 }
 
-/// A page with the status only, as nginx has it.
-fn status_page(method: &Method, status: StatusCode) -> Response<Bytes> {
-    let status_text = format!("{} {}", status.as_str(), status.canonical_reason().unwrap_or("Error"));
-    let text = format!(
-        "<html>\r\n<head><title>{status_text}</title></head>\r\n<body>\r\n<center><h1>{status_text}</h1></center>\r\n</body>\r\n</html>\r\n"
-    );
-    let length = HeaderValue::from(text.len());
-    let mut response = Response::new(if method == Method::HEAD { Bytes::new() } else { text.into() });
+/// Whether a request reads a page.
+fn reads(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+fn method_not_allowed() -> Response<Body> {
+    let mut response = status_answer(StatusCode::METHOD_NOT_ALLOWED);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    response
+}
+
+/// A response with the status only.
+fn status_answer(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(full_body(""));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html"));
-    response.headers_mut().insert(CONTENT_LENGTH, length);
     response
 }

@@ -199,8 +199,8 @@ async fn quic_packets_travel_inside_an_upgraded_connection() {
     );
     let (answer, tls) = server.http1(&head).await;
     assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
-    assert!(answer.contains("\r\nupgrade: connect-udp\r\n"), "{answer}");
-    assert!(answer.contains("\r\ncapsule-protocol: ?1\r\n"), "{answer}");
+    assert!(answer.contains("\r\nUpgrade: connect-udp\r\n"), "{answer}");
+    assert!(answer.contains("\r\nCapsule-Protocol: ?1\r\n"), "{answer}");
     send_and_receive_echo(tls).await;
 }
 
@@ -224,7 +224,7 @@ async fn who_shows_nothing_sees_a_site_and_who_shows_something_wrong_sees_why() 
     assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
     let mut page = String::new();
     tls.read_to_string(&mut page).await.unwrap();
-    assert!(page.contains("<h1>404 Not Found</h1>"), "{page}");
+    assert_eq!(page, "");
     let (answer, _) = server.http1("CONNECT 192.0.2.1:80 HTTP/1.1\r\nhost: 192.0.2.1:80").await;
     assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
 }

@@ -12,7 +12,6 @@ use std::{
 
 use bytes::BytesMut;
 use mpvpn_config::{AuthMode, ServerConfig};
-use mpvpn_https::Site;
 use mpvpn_identity::{
     cert_files::CertFiles,
     tls::{self, LastRefusal},
@@ -198,8 +197,7 @@ impl World {
                 limits: Shared::from(Vec::new()),
                 has_rules_of_users: Arc::default(),
             };
-            let site = Site::new(&config.site).unwrap();
-            let config = tunnel_config(config, setup.clone(), (users, Vec::new()), site);
+            let config = tunnel_config(config, setup.clone(), (users, Vec::new()));
             Server::shard(config, registry.clone(), shard).unwrap()
         };
         self.shards = Shard::all(shards).map(server).collect();
@@ -464,6 +462,10 @@ impl World {
                 ServerEvent::ConnectUdp { udp, user, .. } => {
                     self.flows.insert((shard, udp), user);
                     server.udp_opened(udp);
+                }
+                ServerEvent::Visit { visit, .. } => {
+                    server.visit_respond(visit, &Headers::response(404));
+                    server.visit_finish(self.now, visit);
                 }
                 ServerEvent::RelayGone(relay) => drop(self.relays.remove(&(shard, relay))),
                 ServerEvent::UdpGone(udp) => drop(self.flows.remove(&(shard, udp))),

@@ -30,6 +30,7 @@ use super::{
     packet_filter::FilterMessage,
     sockets::Sockets,
     tun_queues::TunQueues,
+    visits::Visits,
 };
 use crate::overview::session_number;
 use crate::status;
@@ -97,6 +98,8 @@ pub(crate) struct DataPlane {
     pub(super) tun: TunQueues,
     /// The clients' TCP connections and UDP flows.
     pub(super) egress: Egress<RelayKey>,
+    /// The visitors of the site over HTTP/3.
+    pub(super) visits: Visits,
     /// Hands packets to the shards of other clients.
     pub(super) handover: Handover,
     /// Takes sessions whose packets are to be filtered; `None` without a TUN device.
@@ -182,6 +185,7 @@ impl DataPlane {
                     event_loop.wake.drain();
                     self.receive_handed_packets(now);
                     self.egress.poll_resolver(now, &event_loop.poller, &mut ClientRelays(&mut self.server));
+                    self.visits.poll(now, &mut self.server);
                 }
                 FIRST_EGRESS_TOKEN.. => self.egress.on_socket_ready(
                     now,
@@ -236,6 +240,16 @@ impl DataPlane {
                 ServerEvent::Connect { relay, user, to } => {
                     egress.connect(now, poller, streams, RelayKey::Tcp(relay), (&user, to, Transport::Tcp));
                 }
+                ServerEvent::Visit { visit, headers, from } => {
+                    self.visits.begin(now, &mut self.server, visit, (headers, from));
+                }
+                ServerEvent::RelayReadable(relay) if self.visits.has(relay) => {
+                    self.visits.read(now, &mut self.server, relay);
+                }
+                ServerEvent::RelayWritable(relay) if self.visits.has(relay) => {
+                    self.visits.write(now, &mut self.server, relay);
+                }
+                ServerEvent::RelayGone(relay) if self.visits.has(relay) => self.visits.end(relay),
                 ServerEvent::RelayReadable(relay) => {
                     egress.on_stream_readable(now, poller, streams, RelayKey::Tcp(relay))
                 }

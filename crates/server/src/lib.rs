@@ -29,6 +29,7 @@ mod status;
 mod store;
 mod tun_queues;
 mod users;
+mod visits;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -91,6 +92,7 @@ use sockets::{ListeningSocket, Sockets};
 use store::FileStore;
 use tun_queues::TunQueues;
 use users::{UserChange, UserChecks, UserList};
+use visits::Visits;
 
 /// The share of the machine's memory that may wait in streams for clients: a quarter. Larger: a machine with
 /// other programs runs out of memory when many clients stop reading; smaller: transfers of many clients over
@@ -184,7 +186,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
             limits: limits.clone(),
             has_rules_of_users: Arc::clone(&has_rules_of_users),
         };
-        let tunnel = tunnel_config(&config, setup.clone(), (users, resolvers.clone()), site.clone());
+        let tunnel = tunnel_config(&config, setup.clone(), (users, resolvers.clone()));
         let server = Server::shard(tunnel, registry.clone(), shard)?;
         let event_loop = match shard.index() {
             0 => &event_loop,
@@ -206,6 +208,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
             sockets: Sockets::new(sockets, &event_loop.poller)?,
             tun: TunQueues::new(queues.clone(), shard.index(), &event_loop.poller)?,
             egress,
+            visits: Visits::new(site.clone(), slow.runtime().cloned(), event_loop.wake.clone()),
             handover,
             filter: filter.clone(),
             shards: first_shard.outboxes(),
@@ -363,7 +366,6 @@ fn tunnel_config(
     config: &ServerConfig,
     setup: ServerSetup,
     (users, resolvers): (UserChecks, Vec<IpAddr>),
-    site: Site,
 ) -> TunnelConfig {
     TunnelConfig {
         setup,
@@ -374,7 +376,6 @@ fn tunnel_config(
         dns: resolvers,
         offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
         disabled_extensions: &[],
-        site: Box::new(move |method| site.http3_answer(method)),
         hide_wrong_credentials: config.site.hide,
         auth: Box::new(users),
         max_clients: config.max_clients as usize,

@@ -1,5 +1,6 @@
 //! Relays: request streams that carry the bytes of a TCP connection (CONNECT, RFC 9110 §9.3.6, RFC 9114
-//! §4.4), at either end of the connection.
+//! §4.4), at either end of the connection; and at a server the visits of its site, whose content moves in the
+//! same way.
 //!
 //! In: bytes of QUIC streams and events of HTTP/3; bytes to send. Out: the content of DATA frames, and the
 //! end of each direction. Always holds: content is read from QUIC only when the reader asks for it, so flow
@@ -12,7 +13,7 @@ use mpvpn_masque::{
     h3::{self, Event as HttpEvent, H3Error},
     headers::Headers,
 };
-use mpvpn_quic::{Connection, ConnectionHandle, ReadStatus, StreamId};
+use mpvpn_quic::{Connection, ConnectionHandle, Read, ReadStatus, StreamId};
 
 use crate::http::Http;
 
@@ -25,7 +26,11 @@ const MAX_READ_BYTES: usize = 64 << 10;
 /// tiny frames.
 const SMALL_CONTENT_BYTES: usize = 128;
 
-/// Identifies a relay: a request stream that carries the bytes of a TCP connection.
+/// Bytes of a page that are written at a time to the stream of a visit, once all before them have left.
+/// Larger: memory that a stranger can demand; smaller: more calls. Chosen: the most content of a TLS record.
+const VISIT_WRITE_BYTES: usize = 16 << 10;
+
+/// Identifies a relay: a request stream that carries the bytes of a TCP connection, or a visit of the site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayId {
     pub(crate) connection: ConnectionHandle,
@@ -71,6 +76,8 @@ struct Relay {
     read_ended: bool,
     /// This end has ended its direction.
     write_ended: bool,
+    /// It is a visit of the site. Its stream is an ordinary one: connections of strangers grant no quotas.
+    is_visit: bool,
 }
 
 impl Relay {
@@ -86,6 +93,8 @@ impl Relay {
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
     relays: BTreeMap<StreamId, Relay>,
+    /// How many of them are visits of the site.
+    visits: usize,
 }
 
 impl Relays {
@@ -93,6 +102,26 @@ impl Relays {
     pub(crate) fn insert(&mut self, connection: &mut Connection, id: StreamId) {
         connection.make_bulk(id);
         self.relays.insert(id, Relay { reader_waiting: true, ..Relay::default() });
+    }
+
+    /// Makes a stream a visit of the site.
+    pub(crate) fn insert_visit(&mut self, id: StreamId) {
+        self.visits += 1;
+        self.relays.insert(id, Relay { is_visit: true, ..Relay::default() });
+    }
+
+    /// Returns the number of visits of the site.
+    pub(crate) fn visits(&self) -> usize {
+        self.visits
+    }
+
+    /// Bytes that may be written to a relay now; after 0, [`mpvpn_quic::Event::StreamWritable`] follows.
+    pub(crate) fn writable_bytes(&self, connection: &mut Connection, id: StreamId) -> usize {
+        match self.relays.get(&id).is_some_and(|relay| relay.is_visit) {
+            true if connection.unsent(id) > 0 => 0,
+            true => VISIT_WRITE_BYTES,
+            false => connection.writable_bytes(id),
+        }
     }
 
     /// Whether a stream is a relay.
@@ -170,13 +199,18 @@ impl Relays {
     ) -> Result<(), H3Error> {
         let idle = |relay: &Relay| relay.content.is_empty() && relay.end.is_none() && relay.headers.is_none();
         while self.relays.get(&id).is_some_and(idle) {
+            let is_visit = self.relays.get(&id).is_some_and(|relay| relay.is_visit);
             let mut problem = None;
-            let end = connection.read_bulk(id, MAX_READ_BYTES, |bytes| {
+            let mut push = |bytes| {
                 problem = problem.take().or(http.push_stream_data(id, bytes, false).err());
                 while let Some(event) = http.poll_pushed() {
                     self.handle(event);
                 }
-            });
+            };
+            let end = match is_visit {
+                true => read_in_order(connection, id, &mut push),
+                false => connection.read_bulk(id, MAX_READ_BYTES, push),
+            };
             if let Some(error) = problem {
                 return Err(error);
             }
@@ -260,29 +294,46 @@ impl Relays {
 
     /// Resets both directions with an HTTP/3 error code.
     pub(crate) fn abort(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId, code: u64) {
-        if self.relays.remove(&id).is_some() {
-            connection.end_bulk(id);
+        if self.has(id) {
+            self.remove(connection, http, id);
             connection.reset(id, code);
             connection.stop(id, code);
-            http.forget(id);
         }
     }
 
     /// Ends the direction to the peer after what was written, and stops reading (H3_NO_ERROR).
     pub(crate) fn refuse(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) {
-        if self.relays.remove(&id).is_some() {
+        if self.has(id) {
             connection.finish(id);
             connection.stop(id, h3::code::NO_ERROR);
-            connection.end_bulk(id);
-            http.forget(id);
+            self.remove(connection, http, id);
         }
     }
 
     fn forget_if_over(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) {
         if self.relays.get(&id).is_some_and(|relay| relay.read_ended && relay.write_ended) {
-            self.relays.remove(&id);
-            connection.end_bulk(id);
-            http.forget(id);
+            self.remove(connection, http, id);
         }
+    }
+
+    fn remove(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) {
+        match self.relays.remove(&id) {
+            Some(visit) if visit.is_visit => self.visits -= 1,
+            _ => connection.end_bulk(id),
+        }
+        http.forget(id);
+    }
+}
+
+/// Reads an ordinary stream; as [`Connection::read_bulk`].
+fn read_in_order(connection: &mut Connection, id: StreamId, mut out: impl FnMut(Bytes)) -> ReadStatus {
+    match connection.read(id) {
+        Read::Data(data) => {
+            out(data);
+            ReadStatus::More
+        }
+        Read::Finished => ReadStatus::Finished,
+        Read::Reset(code) => ReadStatus::Reset(code),
+        Read::Blocked => ReadStatus::Blocked,
     }
 }

@@ -53,7 +53,7 @@ use crate::{
 use client_mtus::ClientMtus;
 pub use config::{
     Authenticate, AuthenticatedUser, CertificateId, CredentialId, FilterRequest, ServerConfig, ServerEvent,
-    SiteResponse, TunOutcome,
+    TunOutcome,
 };
 use packets::pass_on;
 use peer::{AuthenticatedPeer, Peer};

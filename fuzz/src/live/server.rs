@@ -88,7 +88,6 @@ impl ServerSubject {
             disabled_extensions: &[],
             dns: vec![IpAddr::from([10, 0, 0, 1])],
             auth: Box::new(OneToken),
-            site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
             hide_wrong_credentials: false,
             max_clients: 4,
             new_secret: Box::new(move || {
@@ -125,6 +124,11 @@ impl ServerSubject {
                         break;
                     }
                 }
+            }
+            ServerEvent::Visit { visit, .. } => {
+                self.server.visit_respond(visit, &Headers::response(404));
+                self.server.relay_write(now, visit, Bytes::from_static(b"nothing"));
+                self.server.visit_finish(now, visit);
             }
             ServerEvent::RelayGone(relay) => self.relays.retain(|other| *other != relay),
             ServerEvent::UdpGone(udp) => self.flows.retain(|other| *other != udp),

@@ -17,8 +17,8 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 
-use super::{BoxError, status_page};
-use crate::{Body, full_body};
+use super::{BoxError, status_answer};
+use crate::Body;
 
 /// How long connecting to the upstream may take. Chosen.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,9 +39,8 @@ where
     B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let method = request.method().clone();
     let Ok(permit) = Arc::clone(answer_slots).try_acquire_owned() else {
-        return status_page(&method, StatusCode::SERVICE_UNAVAILABLE).map(full_body);
+        return status_answer(StatusCode::SERVICE_UNAVAILABLE);
     };
     match timeout(RESPONSE_TIMEOUT, forward(authority, request, peer)).await {
         Ok(Ok(response)) => response.map(|body| {
@@ -54,9 +53,9 @@ where
         }),
         Ok(Err(error)) => {
             tracing::debug!(%error, authority, "the upstream of the site does not answer");
-            status_page(&method, StatusCode::BAD_GATEWAY).map(full_body)
+            status_answer(StatusCode::BAD_GATEWAY)
         }
-        Err(_) => status_page(&method, StatusCode::GATEWAY_TIMEOUT).map(full_body),
+        Err(_) => status_answer(StatusCode::GATEWAY_TIMEOUT),
     }
 }
 

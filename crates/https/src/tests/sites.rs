@@ -4,9 +4,10 @@ use std::{fs, os::unix::fs::symlink};
 
 use mpvpn_config::{Site as SiteConfig, SiteContent};
 use mpvpn_identity::cert_files::CertFiles;
-use tokio::{io::AsyncBufReadExt, net::TcpListener};
+use tokio::{io::AsyncBufReadExt, net::TcpListener, sync::mpsc};
 
 use super::*;
+use crate::ResponsePart;
 
 /// Status, fields and content of a response over HTTP/2.
 async fn get(
@@ -46,14 +47,14 @@ async fn files_are_shown_and_nothing_beside_them() {
     let (status, head, page) = get(&mut client, Request::get(uri("/"))).await;
     assert_eq!(
         (status, page.as_str(), &head["content-type"]),
-        (200, "<p>hello", &"text/html".parse().unwrap())
+        (200, "<p>hello", &"text/html; charset=utf-8".parse().unwrap())
     );
     let known = head["last-modified"].clone();
     let request = Request::get(uri("/")).header("if-modified-since", known);
     assert_eq!(get(&mut client, request).await.0, 304);
     assert_eq!(get(&mut client, Request::get(uri("/sub/"))).await.2, "<p>sub");
     let (status, head, _) = get(&mut client, Request::get(uri("/sub"))).await;
-    assert_eq!((status, head["location"].to_str().unwrap()), (301, "/sub/"));
+    assert_eq!((status, head["location"].to_str().unwrap()), (308, "/sub/"));
     let (status, head, content) = get(&mut client, Request::get(uri("/large.bin"))).await;
     assert_eq!(
         (status, content.len(), head["content-length"].to_str().unwrap()),
@@ -66,7 +67,7 @@ async fn files_are_shown_and_nothing_beside_them() {
     }
     assert_eq!(get(&mut client, Request::post(uri("/"))).await.0, 405);
     let (answer, _) = server.http1("GET / HTTP/1.1\r\nhost: x").await;
-    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\r\ncontent-length: 8\r\n"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\r\nContent-Length: 8\r\n"), "{answer}");
 }
 
 /// Answers each connection with the request that it received.
@@ -146,28 +147,61 @@ async fn who_hides_answers_wrong_credentials_as_none() {
     assert_eq!(timeout(SOON, response).await.unwrap().unwrap().status(), 200);
 }
 
+/// Header section and content over HTTP/3, read by a visitor who takes one piece at a time. No more than one
+/// may be there.
+async fn over_http3(site: &Site, request: &[(&'static str, &'static str)]) -> (Headers, Vec<u8>) {
+    let mut headers = Headers::new();
+    request.iter().for_each(|(name, value)| headers.push(*name, *value));
+    let (to_visitor, mut parts) = mpsc::unbounded_channel();
+    let deliver = Arc::new(move |part| drop(to_visitor.send(part)));
+    let from = "192.0.2.1:1024".parse().unwrap();
+    tokio::spawn(site.clone().answer_http3(headers, None, from, deliver));
+    let (mut head, mut content) = (None, Vec::new());
+    loop {
+        match timeout(SOON, parts.recv()).await.unwrap().unwrap() {
+            ResponsePart::Head(headers) => head = Some(headers),
+            ResponsePart::Content(piece, permit) => {
+                sleep(Duration::from_millis(5)).await;
+                assert!(parts.is_empty(), "another piece came before this one had left");
+                content.extend_from_slice(&piece);
+                drop(permit);
+            }
+            ResponsePart::End => return (head.unwrap(), content),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 #[tokio::test]
 async fn every_version_of_http_says_the_same() {
-    let server = TestServer::start(|_| {});
+    let www = tempfile::tempdir().unwrap();
+    fs::write(www.path().join("page.txt"), vec![b'x'; 1_000_000]).unwrap();
+    let config = of_files(www.path());
+    let server = TestServer::start(|server| server.site = config.clone());
     let mut client = server.http2().await;
-    let (status, head, page) = get(&mut client, Request::get(format!("https://{}/", server.address))).await;
-    let site = Site::new(&SiteConfig::default()).unwrap();
-    let (http3_answer, content) = site.http3_answer("GET");
-    assert_eq!((http3_answer.status(), &content[..]), (Some(status), page.as_bytes()));
-    let names = |names: Vec<String>| {
-        let mut names = names;
-        names.sort();
-        names
-    };
-    let over_http2 = names(head.keys().map(ToString::to_string).collect());
-    let http3 = http3_answer.iter().filter(|field| !field.name.starts_with(b":"));
-    let http3 = http3.map(|field| String::from_utf8(field.name.to_vec()).unwrap());
-    assert_eq!(names(http3.collect()), over_http2);
-    let (answer, _) = server.http1("GET / HTTP/1.1\r\nhost: x").await;
-    for name in &over_http2 {
-        assert!(answer.contains(&format!("\r\n{name}: ")), "no {name} in {answer}");
+    let site = Site::new(&config).unwrap();
+    for (path, status) in [("/page.txt", 200), ("/nothing", 404)] {
+        let request = Request::get(format!("https://{}{path}", server.address));
+        let (over_http2, mut head, page) = get(&mut client, request).await;
+        let asked = [(":method", "GET"), (":scheme", "https"), (":authority", "x"), (":path", path)];
+        let (answer, content) = over_http3(&site, &asked).await;
+        assert_eq!((over_http2, answer.status()), (status, Some(status)));
+        assert!(content == page.as_bytes(), "{path}: {} bytes", content.len());
+        let offered = format!("h3=\":{}\"; ma=2592000", server.address.port());
+        assert_eq!(head.remove("alt-svc").unwrap(), offered.as_str());
+        let (http1, _) = server.http1(&format!("GET {path} HTTP/1.1\r\nhost: x")).await;
+        assert_eq!(http1.lines().count(), head.len() + 3, "{http1}");
+        for (name, value) in head.iter().filter(|(name, _)| *name != "date") {
+            assert_eq!(answer.single(name.as_str()), Some(value.as_bytes()), "{path}: {name}");
+            let line = format!("\r\n{name}: {}\r\n", value.to_str().unwrap());
+            assert!(
+                format!("{http1}\r\n").to_lowercase().contains(&line.to_lowercase()),
+                "{line} in {http1}"
+            );
+        }
     }
-    assert_eq!(answer.lines().count(), over_http2.len() + 2, "{answer}");
+    let malformed = [(":method", "GET"), (":scheme", "https"), (":authority", "x y"), (":path", "/page.txt")];
+    assert_eq!(over_http3(&site, &malformed).await.0.status(), Some(400));
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ pub const ID_ERROR: u64 = 0x108;
 pub const SETTINGS_ERROR: u64 = 0x109;
 /// The control stream does not start with SETTINGS.
 pub const MISSING_SETTINGS: u64 = 0x10a;
+/// A request that was not processed.
+pub const REQUEST_REJECTED: u64 = 0x10b;
 /// The request or its response is no longer wanted.
 pub const REQUEST_CANCELLED: u64 = 0x10c;
 /// The client's stream ended before the request was complete.

@@ -1,8 +1,7 @@
 //! Configuration of a server, and its events for the edge.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use bytes::Bytes;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::{connect::Authority, headers::Headers};
 use mpvpn_quic::ServerSetup;
@@ -10,9 +9,6 @@ use mpvpn_quic::ServerSetup;
 #[cfg(doc)]
 use super::Server;
 use crate::{AddressSet, ConnectionSlot, RelayId, SessionSecret, TunnelMode, UdpId, UserLimits};
-
-/// A response of the web site: header section and content.
-pub type SiteResponse = (Headers, Bytes);
 
 /// Names a certificate of a client.
 pub type CertificateId = [u8; 32];
@@ -90,8 +86,6 @@ pub struct ServerConfig {
     pub dns: Vec<IpAddr>,
     /// Checks credentials.
     pub auth: Box<dyn Authenticate>,
-    /// The response to requests without credentials, by method.
-    pub site: Box<dyn Fn(&str) -> SiteResponse + Send>,
     /// Whether wrong credentials are answered with the site, as missing ones are, instead of 401 or 407.
     pub hide_wrong_credentials: bool,
     /// Most sessions at a time.
@@ -122,11 +116,22 @@ pub enum ServerEvent {
         /// The target.
         to: Authority,
     },
+    /// A request that the site answers: call [`Server::visit_respond`], then [`Server::relay_write`] for
+    /// content and [`Server::visit_finish`], or [`Server::visit_abort`]. Its own content is read as that of a
+    /// relay.
+    Visit {
+        /// The request.
+        visit: RelayId,
+        /// Its header section.
+        headers: Headers,
+        /// The address of the visitor.
+        from: Option<SocketAddr>,
+    },
     /// A relay is readable: call [`Server::relay_read`].
     RelayReadable(RelayId),
     /// A relay is writable: [`Server::relay_writable_bytes`] is not 0.
     RelayWritable(RelayId),
-    /// A relay is closed: the client reset it, or its connection is lost.
+    /// A relay or visit is closed: the client reset it, or its connection is lost.
     RelayGone(RelayId),
     /// A client requests a UDP flow: answer with [`Server::udp_opened`] or [`Server::udp_failed`]. Payloads
     /// may arrive before that ([`Server::poll_udp`]).

@@ -1,7 +1,7 @@
 //! A connection of a client, and its tunnel, relays and UDP flows.
 //!
 //! In: events of the connection. Out: [`PeerEvents`] for the server. Always holds: a connection without an
-//! authenticated request is closed after [`REQUEST_TIMEOUT`].
+//! authenticated request, or a visit of the site, is closed after [`REQUEST_TIMEOUT`].
 
 use std::{collections::VecDeque, net::IpAddr};
 
@@ -24,9 +24,12 @@ use crate::{
     udp::{EarlyPayloads, UdpFlows},
 };
 
-/// A connection without an authenticated request after this time is closed. Chosen. Larger: connections of
-/// strangers take memory; smaller: fails over links with round trips of seconds.
+/// A connection that is not authenticated is closed this long after its begin or its last visit. Chosen.
+/// Larger: connections of strangers take memory; smaller: fails over links with round trips of seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Visits of the site that a connection may have at a time: as many as a stranger may open streams
+/// (`MAX_STRANGER_REQUESTS`), for connections of users, too. Their bytes fit into [`MAX_UNSENT_REPLIES`].
+pub(super) const MAX_VISITS: usize = 8;
 /// Answers that wait for flow control credit of the client at most (bytes); beyond them its connection is
 /// closed. Chosen: the answers to many requests at once. More: memory that a client can demand; fewer: a
 /// client that grants credit late loses its connection.
@@ -41,6 +44,7 @@ const ADDRESS_REQUEST_TIMEOUT: Duration = Duration::from_millis(30);
 pub(super) struct Peer {
     pub(super) http: Option<Http>,
     pub(super) handshaking: bool,
+    /// When it began, or when its last visit of the site began or ended.
     pub(super) since: Instant,
     pub(super) authenticated: Option<Box<AuthenticatedPeer>>,
     pub(super) relays: Relays,
@@ -234,9 +238,11 @@ impl Peer {
         self.tunnel()?.class.as_ref()?.dscp
     }
 
-    /// Whether it has sent no authenticated request in time.
+    /// Whether it has sent no authenticated request in time, and visits no page.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
-        self.authenticated.is_none() && now.saturating_duration_since(self.since) >= REQUEST_TIMEOUT
+        self.authenticated.is_none()
+            && self.relays.visits() == 0
+            && now.saturating_duration_since(self.since) >= REQUEST_TIMEOUT
     }
 
     /// Its next deadline, besides those of its connection.

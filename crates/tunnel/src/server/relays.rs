@@ -1,4 +1,4 @@
-//! Relays of a server: TCP connections that the edge opens for clients by CONNECT.
+//! Relays of a server: TCP connections that the edge opens for clients by CONNECT, and visits of its site.
 //!
 //! In: CONNECT requests, bytes from the edge. Out: [`ServerEvent`]s and bytes for the edge. Always holds: a
 //! relay is closed with the connection of its client.
@@ -13,7 +13,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Peer, Server, ServerEvent};
+use super::{Peer, Server, ServerEvent, peer::MAX_VISITS};
 use crate::{RelayId, RelayRead, http::Http};
 
 impl Server {
@@ -41,6 +41,39 @@ impl Server {
     ) -> Result<(String, connect::Authority), Rejection> {
         let request = connect::parse_request(headers)?;
         Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
+    }
+
+    /// Handles a request that the site answers.
+    pub(super) fn visit(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, headers: Headers) {
+        let Some((peer, connection)) = self.peers.get_mut(id).zip(self.endpoint.get(id)) else { return };
+        if peer.relays.visits() >= MAX_VISITS {
+            return self.reset_stream(id, stream, h3::code::REQUEST_REJECTED);
+        }
+        peer.since = now;
+        peer.relays.insert_visit(stream);
+        let from = connection.paths().next().and_then(|path| connection.remote_of(path));
+        self.events.push_back(ServerEvent::Visit { visit: RelayId::new(id, stream), headers, from });
+    }
+
+    /// Begins the response to a visit. Its content follows by [`Self::relay_write`].
+    pub fn visit_respond(&mut self, visit: RelayId, headers: &Headers) {
+        self.on_relay(visit, |_, connection| connection.write(visit.stream, h3::encode_headers(headers)));
+    }
+
+    /// Ends the response to a visit.
+    pub fn visit_finish(&mut self, now: Instant, visit: RelayId) {
+        self.with_http(visit, |peer, connection, http| {
+            peer.since = now;
+            peer.relays.refuse(connection, http, visit.stream);
+        });
+    }
+
+    /// The response to a visit cannot be completed.
+    pub fn visit_abort(&mut self, now: Instant, visit: RelayId) {
+        self.with_http(visit, |peer, connection, http| {
+            peer.since = now;
+            peer.relays.abort(connection, http, visit.stream, h3::code::INTERNAL_ERROR);
+        });
     }
 
     /// The peer and connection of a relay, if it exists.
@@ -127,7 +160,7 @@ impl Server {
     /// Bytes that may be written now; after 0, [`ServerEvent::RelayWritable`] follows.
     pub fn relay_writable_bytes(&mut self, now: Instant, relay: RelayId) -> usize {
         let Some((peer, connection)) = self.relay(relay) else { return 0 };
-        let writable = connection.writable_bytes(relay.stream);
+        let writable = peer.relays.writable_bytes(connection, relay.stream);
         let Some(limits) = peer.limits.as_mut().filter(|_| writable > 0) else { return writable };
         let allowed = limits.writes.available_bytes(now, relay.stream);
         if allowed == 0 {

@@ -40,13 +40,15 @@ impl Server {
             };
             let request = peer.request_mut().map(|request| request.id);
             match event {
-                HttpEvent::Headers { stream, headers } if Some(stream) != request => {
+                HttpEvent::Headers { stream, headers }
+                    if Some(stream) != request && !peer.relays.has(stream) =>
+                {
                     if self.is_unauthenticated(id, &headers) {
                         if headers.method() == Some("CONNECT") {
                             // Such a client is refused, though it does not learn it.
                             self.count_refused(401);
                         }
-                        self.send_site_response(id, stream, &headers);
+                        self.visit(now, id, stream, headers);
                         continue;
                     }
                     match request::classify(&headers) {
@@ -94,17 +96,6 @@ impl Server {
             && self.endpoint.get(id).and_then(|connection| connection.peer_certificate()).is_none();
         (shows_nothing || self.config.hide_wrong_credentials)
             && self.authenticate(id, shown.as_deref()).is_err()
-    }
-
-    fn send_site_response(&mut self, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
-        let Some(connection) = self.endpoint.get(id) else { return };
-        let (answer, content) = (self.config.site)(headers.method().unwrap_or_default());
-        connection.write(stream, h3::encode_headers(&answer));
-        if !content.is_empty() {
-            connection.write(stream, h3::encode_data(&content));
-        }
-        connection.finish(stream);
-        connection.stop(stream, h3::code::NO_ERROR);
     }
 
     /// Refuses CONNECT-IP at a server without packets. The response announces streams; the connection stays

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::world::{TOKEN, World};
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader, IpRange},
     connect,
@@ -16,7 +16,7 @@ use mpvpn_packet::{VNET_HDR_LEN, ip};
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, Endpoint, Event, LocalAddress, Read, StreamId};
-use mpvpn_tunnel::Server;
+use mpvpn_tunnel::{RelayId, Server, ServerEvent};
 use mpvpn_types::{CongestionControl, Duration, Instant, LinkId};
 
 /// The answer to one request, with its content, over a connection of its own.
@@ -35,6 +35,55 @@ fn answer(request: &Headers) -> (Headers, Vec<u8>) {
     (head.expect("a head comes first"), content)
 }
 
+/// The bytes of the large page.
+const LARGE_PAGE: usize = 1_000_000;
+/// The most that may wait for a visitor: the bytes of a connection that are not acknowledged, and a piece.
+const MAX_WAITING: usize = (128 << 10) + (16 << 10);
+
+/// A site with one page, at `/large`.
+#[derive(Default)]
+struct TestSite {
+    /// Bytes of the page that were not written.
+    left: usize,
+}
+
+impl TestSite {
+    fn handle(&mut self, now: Instant, server: &mut Server, event: ServerEvent) {
+        match event {
+            ServerEvent::Visit { visit, headers, from } if headers.path() == Some("/large") => {
+                assert_eq!(from, "198.51.100.1:1000".parse().ok());
+                self.left = LARGE_PAGE;
+                server.visit_respond(visit, &Headers::response(200));
+                self.write(now, server, visit);
+            }
+            ServerEvent::Visit { visit, .. } => {
+                server.visit_respond(visit, &Headers::response(404));
+                server.relay_write(now, visit, Bytes::from_static(b"nothing"));
+                server.visit_finish(now, visit);
+            }
+            ServerEvent::RelayWritable(visit) if self.left > 0 => self.write(now, server, visit),
+            _ => {}
+        }
+    }
+
+    /// Writes as much as the stream takes, which is bounded.
+    fn write(&mut self, now: Instant, server: &mut Server, visit: RelayId) {
+        let before = self.left;
+        while self.left > 0 {
+            let some = server.relay_writable_bytes(now, visit).min(self.left);
+            if some == 0 {
+                break;
+            }
+            server.relay_write(now, visit, vec![b'x'; some].into());
+            self.left -= some;
+            assert!(before - self.left <= MAX_WAITING, "{} bytes wait for a visitor", before - self.left);
+        }
+        if self.left == 0 {
+            server.visit_finish(now, visit);
+        }
+    }
+}
+
 /// Makes one request over a new connection, until `turn` returns that it is complete. That is called for each
 /// event on the request's stream, and once in each millisecond without one.
 fn converse(
@@ -48,7 +97,7 @@ fn converse(
     let mut now = Instant::now();
     let id = client.connect(now, &setup, local, remote, "mpvpn").unwrap();
     let mut http = H3::new(Side::Client, Settings::default());
-    let (mut asked, mut buffer) = (None, Vec::new());
+    let (mut asked, mut buffer, mut site) = (None, Vec::new(), TestSite::default());
     for _ in 0..1000 {
         now += Duration::from_millis(1);
         let connection = client.get(id).unwrap();
@@ -68,7 +117,7 @@ fn converse(
                     match connection.read(stream) {
                         Read::Data(data) => http.handle_stream(stream, data, false).unwrap(),
                         Read::Finished => {
-                            http.handle_stream(stream, bytes::Bytes::new(), true).unwrap();
+                            http.handle_stream(stream, Bytes::new(), true).unwrap();
                             break;
                         }
                         Read::Reset(_) | Read::Blocked => break,
@@ -93,6 +142,9 @@ fn converse(
         }
         client.process_endpoint_events(id);
         server.handle_batch(now);
+        while let Some(event) = server.poll_event() {
+            site.handle(now, server, event);
+        }
         if server.poll_timeout().is_some_and(|at| at <= now) {
             server.handle_timeout(now);
         }
@@ -182,17 +234,28 @@ fn a_new_route_advertisement_replaces_the_previous_one() {
     assert_eq!(reported(&world), ["10.0.0.0/24", "198.51.100.0/24", "fd00::/64"]);
 }
 
-#[test]
-fn without_credentials_a_peer_sees_the_site() {
+fn get(path: &'static str) -> Headers {
     let mut get = Headers::new();
     for (name, value) in
-        [(":method", "GET"), (":scheme", "https"), (":authority", "vpn.example"), (":path", "/")]
+        [(":method", "GET"), (":scheme", "https"), (":authority", "vpn.example"), (":path", path)]
     {
         get.push(name, value);
     }
+    get
+}
+
+#[test]
+fn a_large_page_reaches_a_visitor_whole_and_waits_in_small_pieces() {
+    let (head, content) = answer(&get("/large"));
+    assert_eq!((head.status(), content.len()), (Some(200), LARGE_PAGE));
+    assert!(content.iter().all(|byte| *byte == b'x'));
+}
+
+#[test]
+fn without_credentials_a_peer_sees_the_site() {
     let udp_path = "/.well-known/masque/udp/192.0.2.7/53/";
     let strangers = [
-        get,
+        get("/"),
         connect::request(&"192.0.2.7:80".parse().unwrap(), None),
         connect_udp::request("vpn.example", udp_path, None),
         connect_mpvpn::request("vpn.example", None, None),

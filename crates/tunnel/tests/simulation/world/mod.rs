@@ -566,6 +566,7 @@ impl World {
                     |relay| self.destinations.iter().position(|other| other.relay == relay && !other.closed);
                 match event {
                     ServerEvent::Replaced(slot) => replaced.push(slot),
+                    ServerEvent::Visit { visit, .. } => server.visit_abort(now, visit),
                     ServerEvent::Mtu(_) => {}
                     ServerEvent::Filter(request) => self.filter_requests.push(*request),
                     ServerEvent::Connect { relay, to, .. }

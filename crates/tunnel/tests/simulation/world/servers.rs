@@ -5,8 +5,6 @@ use std::{
     sync::Arc,
 };
 
-use bytes::Bytes;
-use mpvpn_masque::headers::Headers;
 use mpvpn_quic::{FlowControlWindows, OwnSockets, ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
@@ -166,7 +164,6 @@ pub(super) fn new_servers(
             disabled_extensions,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
             auth: Box::new(users),
-            site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
             hide_wrong_credentials: false,
             max_clients: 200,
             new_secret: Box::new(move || {
