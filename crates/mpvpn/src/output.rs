@@ -51,10 +51,17 @@ pub(crate) fn parse_seconds(text: &str, bounds: RangeInclusive<f64>) -> Result<D
 
 /// Asks a question at the terminal. Anything else than yes is no.
 pub(crate) fn confirm(question: &str) -> std::io::Result<bool> {
+    let answer = ask(question, "y/N")?;
+    Ok(matches!(answer.to_lowercase().as_str(), "y" | "yes"))
+}
+
+/// Asks a question at the terminal; no answer is `default`.
+pub(crate) fn ask(question: &str, default: &str) -> std::io::Result<String> {
     let mut stdout = std::io::stdout().lock();
-    write!(stdout, "{question} [y/N] ")?;
+    write!(stdout, "{question} [{default}] ")?;
     stdout.flush()?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+    let answer = answer.trim();
+    Ok(if answer.is_empty() { default } else { answer }.to_owned())
 }

@@ -29,6 +29,7 @@ use serde_json::Value;
 use crate::{
     Instance, Interface, KILL_SWITCH_UNIT, MachineFacts, UnitState, comes_over_network,
     firewall::{Firewall, Firewalld},
+    site::page_file,
 };
 
 /// The longest that a program may take to report a fact. Chosen: firewalld, in Python, takes some 0.3 s on
@@ -92,6 +93,7 @@ pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<Machi
         port_holders: holders_of(port),
         firewall: firewall(&instance.tag(), &interfaces),
         interfaces,
+        page: page_file(instance).and_then(|page| fs::read_to_string(page).ok()),
         drop_in: fs::read_to_string(instance.drop_in()).ok(),
         file,
         other_tuns: other_tuns(instance),

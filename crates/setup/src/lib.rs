@@ -20,6 +20,7 @@ mod record;
 mod removal;
 pub mod reset;
 mod server;
+mod site;
 mod subnet;
 
 use std::{fs, io::ErrorKind, path::Path};
@@ -35,6 +36,7 @@ pub use plan::{Action, Audience, NftRule, Plan, Step};
 pub use record::{Record, Rollback};
 pub use removal::{KeptState, Removal, plan_removal};
 pub use server::{ServerWishes, passing_firewall_steps, plan_server};
+pub use site::SiteWish;
 
 /// Writes a file of a plan, with its folder.
 ///

@@ -41,6 +41,8 @@ pub struct MachineFacts {
     pub firewall: Firewall,
     /// The text of the instance's configuration file.
     pub file: Option<String>,
+    /// The text of the page that setup makes for the site of a server.
+    pub page: Option<String>,
     /// The text of the drop-in of the instance's unit.
     pub drop_in: Option<String>,
     /// TUN devices that other configuration files name.

@@ -7,6 +7,7 @@ use super::{
     machine::MachineFacts,
     plan::{Action, Plan, Step},
     record::Record,
+    site::{PLAIN_PAGE, page_file},
 };
 use mpvpn_config::TUN_NAME;
 use mpvpn_input::{dirs::STATE_DIR, role::Role};
@@ -64,6 +65,16 @@ pub fn plan_removal(
             instance.file().display()
         )),
         None => {}
+    }
+    if let Some((file, page)) = page_file(instance).zip(machine.page.as_ref()) {
+        match page == PLAIN_PAGE {
+            true => steps.push(Step::new(Action::Remove(file), "setup wrote it", None)),
+            false => {
+                removal
+                    .left
+                    .push(format!("{}: it was changed after setup; `rm {0}` removes it", file.display()));
+            }
+        }
     }
     if was_set_up {
         steps.push(Step::new(

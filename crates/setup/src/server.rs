@@ -15,9 +15,10 @@ use super::{
     instance::Instance,
     machine::{MachineFacts, ServiceChange},
     plan::{Action, Audience, Plan, Step},
+    site::SiteWish,
     subnet::{free_subnet, overlap, private_subnet6},
 };
-use mpvpn_config::{AuthMode, Nat, ServerConfig, ServerDns, Tcp};
+use mpvpn_config::{AuthMode, Nat, ServerConfig, ServerDns, SiteContent, Tcp};
 use mpvpn_input::{Error, Result};
 use mpvpn_users::{UserCredential, credentials, host::HostOption, join::tun_name};
 
@@ -42,8 +43,8 @@ pub struct ServerWishes {
     pub port: Option<u16>,
     /// The IPv4 network of the tunnel.
     pub subnet: Option<Ipv4Net>,
-    /// The web server whose pages visitors see.
-    pub site: Option<String>,
+    /// The site that visitors without credentials see; `None`: as the file says, none in a new one.
+    pub site: Option<SiteWish>,
     /// The CAs whose certificates clients show in place of tokens: the absolute path of a PEM file.
     pub client_ca: Option<PathBuf>,
     /// The user to add; `None`: one with the usual name, if there is no user yet, and if users have tokens.
@@ -66,6 +67,9 @@ pub fn plan_server(machine: &MachineFacts, wishes: &ServerWishes) -> Result<Plan
     describe_address(machine, &config, instance, &mut plan);
     check_subnets(machine, &config, instance, &mut plan);
     plan.found.push(machine.firewall.describe());
+
+    plan.found.push(describe_site(&config));
+    plan.steps.extend(wishes.site.as_ref().and_then(|site| site.step(instance, machine)));
 
     let changes_file = machine.file.as_ref() != Some(&text);
     if changes_file {
@@ -202,8 +206,7 @@ fn file_text(machine: &MachineFacts, wishes: &ServerWishes) -> Result<String> {
         document["public"] = value(host.clone().or_port(listens).to_string());
     }
     if let Some(site) = &wishes.site {
-        document["site"] = toml_edit::Item::Table(toml_edit::Table::new());
-        document["site"]["upstream"] = value(site);
+        site.write(&mut document, &wishes.instance);
     }
     if let Some(ca) = &wishes.client_ca {
         document["auth"] = value(AuthMode::Mtls.as_str());
@@ -283,6 +286,17 @@ fn describe_address(machine: &MachineFacts, config: &ServerConfig, instance: &In
     }
 }
 
+/// Says what visitors without credentials see.
+fn describe_site(config: &ServerConfig) -> String {
+    match &config.site.content {
+        SiteContent::Nothing => "visitors without a token see no page: --site shows them one".to_owned(),
+        SiteContent::Root(folder) => {
+            format!("visitors without a token see the files in {}", folder.display())
+        }
+        SiteContent::Upstream(server) => format!("visitors without a token see the pages of http://{server}"),
+    }
+}
+
 /// Says which networks the tunnel has, and whether the machine uses them otherwise.
 fn check_subnets(machine: &MachineFacts, config: &ServerConfig, instance: &Instance, plan: &mut Plan) {
     let subnets = [Some(IpNet::V4(config.subnet)), config.subnet6.map(IpNet::V6)];
@@ -346,6 +360,7 @@ mod tests {
         *,
     };
     use mpvpn_input::role::Role;
+    use std::path::Path;
 
     /// A fresh VPS with systemd and the package.
     fn vps() -> MachineFacts {
@@ -560,6 +575,43 @@ mod tests {
             ..vps()
         };
         assert!(plan_server(&machine, &wishes()).is_ok());
+    }
+
+    #[test]
+    fn visitors_see_the_site_that_is_wished_and_another_one_after_another_wish() {
+        let mut machine = vps();
+        let mut site_of = |wish: &str, steps: &[&str]| {
+            let site = Some(wish.parse().unwrap());
+            let plan = plan_server(&machine, &ServerWishes { site, ..wishes() }).unwrap();
+            for step in steps {
+                assert!(
+                    texts(&plan).iter().any(|text| text == step),
+                    "{wish}: no {step} in {:?}",
+                    texts(&plan)
+                );
+            }
+            machine.file = Some(written(&plan).to_owned());
+            machine.page = (wish == "page").then(|| "mine".into()).or(machine.page.take());
+            let said = plan.found.iter().find(|line| line.starts_with("visitors")).unwrap();
+            let config =
+                ServerConfig::parse(machine.file.as_ref().unwrap(), Path::new("server.toml")).unwrap();
+            (config.site, said.clone())
+        };
+        let (site, said) = site_of("page", &["write /etc/mpvpn/site.d/index.html"]);
+        assert_eq!(site.folder(), Some(Path::new("/etc/mpvpn/site.d")));
+        assert!(site.hide && said.contains("the files in /etc/mpvpn/site.d"), "{said}");
+        let (site, said) = site_of("http://127.0.0.1:8080", &[]);
+        assert_eq!(site.content, SiteContent::Upstream("127.0.0.1:8080".into()));
+        assert!(said.contains("http://127.0.0.1:8080"), "{said}");
+        assert_eq!(site_of("/usr", &[]).0.folder(), Some(Path::new("/usr")));
+        let (site, said) = site_of("none", &[]);
+        assert_eq!(site, mpvpn_config::Site::default());
+        assert!(said.contains("--site"), "{said}");
+        // A page that is there stays as it is.
+        let plan = plan_server(&machine, &ServerWishes { site: Some(SiteWish::Page), ..wishes() }).unwrap();
+        assert!(!texts(&plan).iter().any(|text| text.contains("index.html")), "{:?}", texts(&plan));
+        let bad = ServerWishes { site: Some(SiteWish::Upstream("https://x/y".into())), ..wishes() };
+        assert!(plan_server(&machine, &bad).is_err());
     }
 
     #[test]

@@ -187,6 +187,46 @@ fn chains_of_nftables_that_drop_let_clients_in_until_removal() {
 }
 
 #[test]
+fn a_new_server_is_asked_for_its_site_and_shows_it() {
+    let mut site = Site::new();
+    let plan = site.setup(&["--yes"]);
+    assert!(plan.contains("visitors without a token see no page"), "{plan}");
+    let file = site.folders.file("/etc/mpvpn/server.toml");
+    let text = || fs::read_to_string(&file).expect("the server's file");
+    assert!(!text().contains("[site]"), "{}", text());
+    site.must(&["mpvpn", "setup", "remove", "--yes", "--users"]);
+
+    // Answers at a terminal: one that is none, the page, and the consent.
+    let command = SETUP.join(" ");
+    let answered =
+        format!("printf 'www\\npage\\ny\\n' | script --quiet --return --command '{command}' /dev/null");
+    let printed = site.must(&["sh", "-c", &answered]);
+    assert!(
+        printed.contains("`www` is no site") && printed.contains("the files in /etc/mpvpn/site.d"),
+        "{printed}"
+    );
+    let page = site.folders.file("/etc/mpvpn/site.d/index.html");
+    assert!(page.exists() && text().contains("root = \"/etc/mpvpn/site.d\""), "{}", text());
+    site.start_server();
+    let curl = ["curl", "--silent", "--insecure", "--max-time", "10", "https://192.0.2.1:4433/"];
+    let shown = site.testbed.run(Host::Client, &curl);
+    assert_eq!(shown, fs::read_to_string(&page).expect("the page"));
+
+    // A page of the user's own stays when setup runs again, and when it is removed.
+    fs::write(&page, "<p>my own\n").expect("a file");
+    site.setup(&["--yes", "--site", "page"]);
+    assert_eq!(site.testbed.run(Host::Client, &curl), "<p>my own\n");
+    site.running.clear();
+    let removed = site.must(&["mpvpn", "setup", "remove", "--yes", "--users"]);
+    assert!(removed.contains("/etc/mpvpn/site.d/index.html: it was changed") && !file.exists(), "{removed}");
+    fs::remove_file(&page).expect("it stayed");
+    site.setup(&["--yes", "--site", "page"]);
+    assert!(page.exists());
+    site.must(&["mpvpn", "setup", "remove", "--yes", "--users"]);
+    assert!(!page.exists() && !file.exists());
+}
+
+#[test]
 fn a_port_that_another_program_has_is_said_and_nothing_is_changed() {
     let site = Site::new();
     let address = SocketAddr::from(([0, 0, 0, 0], PORT));

@@ -19,7 +19,7 @@ use mpvpn_identity::client_ca::ClientCa;
 use mpvpn_input::{dirs, role::Role};
 use mpvpn_server as server;
 use mpvpn_setup::{
-    Action, Audience, ClientWishes, Instance, Plan, Record, ServerWishes, Step, execution, facts,
+    Action, Audience, ClientWishes, Instance, Plan, Record, ServerWishes, SiteWish, Step, execution, facts,
     passing_firewall_steps, plan_client, plan_server,
 };
 use mpvpn_users::{Joining, host::HostOption};
@@ -27,7 +27,7 @@ use mpvpn_users::{Joining, host::HostOption};
 use super::{Command, client::read_link, user::give_out};
 use crate::{
     failure::Failure,
-    output::{confirm, print},
+    output::{ask, confirm, print},
 };
 
 const NEXT: &str = "correct the cause, and run the same command again";
@@ -56,6 +56,8 @@ Examples:
       behind address translation, or at another port than 443
   mpvpn setup server --site http://127.0.0.1:8080
       where a web server has port 443: after that listens at 127.0.0.1:8080 instead, visitors see its pages by mpvpn
+  mpvpn setup server --site page
+      visitors see one plain page; your own pages: --site /var/www/html
   mpvpn setup server --client-ca /etc/mpvpn/clients.crt --user alice@example.org
       clients with certificates of your CA instead of tokens; the user is the name in the certificate";
 
@@ -111,9 +113,11 @@ struct ServerArgs {
     /// Name of the first user [default: default]
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Address of the web server whose pages visitors without credentials see
-    #[arg(long, value_name = "URL")]
-    site: Option<String>,
+    /// Site that visitors without a token see: the pages of the web server at this address, the files of this
+    /// folder, `page` for one plain page that is made, or `none` [default: asked for a new server, `none`
+    /// with --yes]
+    #[arg(long, value_name = "URL|FOLDER|page|none")]
+    site: Option<SiteWish>,
     /// PEM file with the CAs whose certificates clients show in place of tokens; the user mpvpn must be able
     /// to read it
     #[arg(long, value_name = "PEM")]
@@ -192,8 +196,11 @@ fn question(text: &str) -> Result<bool, Failure> {
             "add --yes, or --dry-run to see what follows",
         ));
     }
-    confirm(text)
-        .map_err(|error| Failure::runtime(format!("the terminal cannot be read: {error}"), "add --yes"))
+    confirm(text).map_err(unreadable)
+}
+
+fn unreadable(error: std::io::Error) -> Failure {
+    Failure::runtime(format!("the terminal cannot be read: {error}"), "add --yes")
 }
 
 impl Command for Setup {
@@ -228,6 +235,8 @@ impl ServerArgs {
         let instance = name.instance(Role::Server)?;
         let client_ca = client_ca.map(checked_ca).transpose()?;
         let machine = facts::look(&instance, port).map_err(failed_to_look)?;
+        let asks = site.is_none() && machine.file.is_none() && !consent.yes && !consent.dry_run;
+        let site = if asks { ask_site()? } else { site };
         let wishes = ServerWishes { instance: instance.clone(), host, port, subnet, site, client_ca, user };
         let plan = plan_server(&machine, &wishes)?;
         let answer = consent.ask(&plan)?;
@@ -250,6 +259,27 @@ impl ServerArgs {
             "`mpvpn user add NAME{config_option}` adds users, `mpvpn status` shows the server, `mpvpn setup remove server{name}` takes all \
              of this away\n"
         ))
+    }
+}
+
+/// Asks what visitors see, until the answer is understood; `None` without a terminal.
+fn ask_site() -> Result<Option<SiteWish>, Failure> {
+    if !stdin().is_terminal() {
+        return Ok(None);
+    }
+    print(
+        "Who visits this server without a token sees a web site, if there is one: then nobody can tell it from other web servers.\n  \
+         http://HOST:PORT  the pages of a web server that you have\n  \
+         /FOLDER           the files of a folder\n  \
+         page              one plain page, which is made\n  \
+         none              no page\n",
+    )?;
+    loop {
+        let answer = ask("Which site?", "none").map_err(unreadable)?;
+        match answer.parse() {
+            Ok(site) => return Ok(Some(site)),
+            Err(why) => drop(print(&format!("{why}\n"))?),
+        }
     }
 }
 
