@@ -27,6 +27,8 @@ pub enum Program {
     Masque,
     /// The ACME CA letsencrypt/pebble, with this file as its `/etc/hosts`.
     Pebble(&'static str),
+    /// The web server Caddy.
+    Caddy,
     /// A Python script that uses aioquic or h2.
     Python(&'static str),
 }
@@ -73,6 +75,13 @@ impl InteropPeer {
                 command.args(["--mount", "sh", "-c", script, hosts]).arg(built_programs().join("pebble"));
                 // It waits for up to 15 s before it validates a name unless it is told not to.
                 command.env("PEBBLE_VA_NOSLEEP", "1");
+                command
+            }
+            Program::Caddy => {
+                let mut command =
+                    testbed.command(host, &built_programs().join("venv/bin/caddy").to_string_lossy());
+                // It makes folders there.
+                command.env("HOME", testbed.dir());
                 command
             }
             Program::Python(script) => {

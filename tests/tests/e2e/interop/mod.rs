@@ -14,6 +14,7 @@ mod aioquic;
 mod connect_ip_go;
 mod http2;
 mod masque_go;
+mod visitors;
 
 /// Read timeout of the hosts behind the server.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
