@@ -410,7 +410,7 @@ impl Connection {
         let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
         // noq takes the first path that is not abandoned.
         let rank =
-            |path: &&Path| (!path.gate.ignore_losses.load(Relaxed), path.activity.latest(), Reverse(path.id));
+            |path: &&Path| (!path.gate.ignore_losses.load(Relaxed), path.activity.latest, Reverse(path.id));
         let open = self.paths.iter().filter(|path| path.open);
         let best = open.max_by_key(rank).map(|path| path.id);
         let others: Vec<_> = self.paths().filter(|id| Some(*id) != best).collect();

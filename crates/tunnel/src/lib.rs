@@ -69,7 +69,6 @@ pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};
 pub use relay::{RelayId, RelayRead};
 pub use server::{
     Authenticate, AuthenticatedUser, CertificateId, ClosedConnection, CredentialId, FilterRequest,
-    Reconfiguration, Server, ServerConfig, ServerCounters, ServerEvent, SessionReport,
-    TunOutcome,
+    Reconfiguration, Server, ServerConfig, ServerCounters, ServerEvent, SessionReport, TunOutcome,
 };
 pub use udp::UdpId;

@@ -37,7 +37,7 @@ impl Credential {
 
 enum Http {
     Two(h2::client::SendRequest<Bytes>, Vec<H2Stream>),
-    One(TlsStream<TcpStream>),
+    One(Box<TlsStream<TcpStream>>),
 }
 
 struct Connection {
@@ -159,7 +159,7 @@ impl World {
             if is_valid {
                 (owner, numbers) = (Some(user), vec![number]);
             }
-            Http::One(tls)
+            Http::One(Box::new(tls))
         };
         self.connections.push(Connection { http, owner, shown: numbers, certificate });
     }
