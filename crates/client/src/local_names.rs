@@ -71,7 +71,8 @@ impl LocalNames {
         let own_machine = [IpNet::new_assert(Ipv4Addr::LOCALHOST.into(), 8)];
         let mut failure = None;
         for address in ADDRESSES.map(IpAddr::from) {
-            match Forwarder::bind(&[address], PORT, &own_machine, upstreams.clone()) {
+            let user_of = Arc::new(|host: IpAddr| host.to_string());
+            match Forwarder::bind(&[address], PORT, &own_machine, user_of, upstreams.clone()) {
                 Ok(forwarder) => {
                     let task = runtime.spawn(forwarder.serve());
                     return Ok(Self { address, resolvers, task });

@@ -171,7 +171,9 @@ mod tests {
 
     use mpvpn_os::poll::Events;
 
-    use super::{super::budget::Budget, *};
+    use mpvpn_http::limiter::ConnectionLimiter;
+
+    use super::*;
 
     fn addresses(list: &[&str]) -> Vec<SocketAddr> {
         list.iter().map(|text| text.parse().unwrap()).collect()
@@ -190,8 +192,9 @@ mod tests {
         // Nothing polls the attempts, so they stay in progress.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
-        let (poller, budget, mut now) = (Poller::new().unwrap(), Budget::new(2, 2), Instant::now());
-        let permit = budget.take("anna").unwrap();
+        let (poller, budget, mut now) =
+            (Poller::new().unwrap(), ConnectionLimiter::new(2, 2), Instant::now());
+        let permit = budget.try_acquire("anna".into()).unwrap();
         let mut attempts = Attempts::new(now, [to; 4]);
         let advance = |attempts: &mut Attempts, now| {
             assert!(matches!(attempts.advance(now, &poller, &permit, u64::from), AttemptsState::InProgress));
@@ -215,8 +218,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let good = listener.local_addr().unwrap();
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (poller, budget, now) = (Poller::new().unwrap(), Budget::new(9, 9), Instant::now());
-        let permit = budget.take("anna").unwrap();
+        let (poller, budget, now) = (Poller::new().unwrap(), ConnectionLimiter::new(9, 9), Instant::now());
+        let permit = budget.try_acquire("anna".into()).unwrap();
         let mut attempts = Attempts::new(now, [closed, good]);
         let mut events = Events::with_capacity(4);
         for _ in 0..3 {
@@ -233,8 +236,8 @@ mod tests {
     #[test]
     fn the_failure_that_says_most_is_told() {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (poller, budget, now) = (Poller::new().unwrap(), Budget::new(9, 9), Instant::now());
-        let permit = budget.take("anna").unwrap();
+        let (poller, budget, now) = (Poller::new().unwrap(), ConnectionLimiter::new(9, 9), Instant::now());
+        let permit = budget.try_acquire("anna".into()).unwrap();
         // Connecting to a multicast address always fails.
         let mut attempts = Attempts::new(now, [closed, "[ff02::1]:1".parse().unwrap()]);
         for _ in 0..9 {

@@ -14,8 +14,8 @@
 //!   stream does not accept.
 //! - Each request ends with one call of `failed`, or has one call of `opened` first; after
 //!   [`Egress::on_client_gone`] nothing more is called for it.
-//! - TCP connections and UDP sockets are bounded together, for all users and for each ([`Budget`]), and so
-//!   are name lookups.
+//! - TCP connections and UDP sockets are bounded together, for all users and for each
+//!   ([`UserLimiter`]), and so are name lookups.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -47,8 +47,8 @@ use mpvpn_status::EffectiveFlowMode;
 use slab::Slab;
 
 use attempts::{Attempts, AttemptsState};
-pub use budget::Budget;
 use budget::Permit;
+pub use budget::{UserLimiter, lookup_limiter, relay_limiter};
 use local_addresses::LocalAddresses;
 pub use local_addresses::{ReadLocalAddresses, local_address_reader};
 use name_cache::{LookupResult, NameCache};
@@ -101,9 +101,9 @@ pub struct EgressSetup {
     /// This shard's access to the resolver.
     pub resolver: ResolverClient,
     /// The budget of sockets, shared by all shards.
-    pub relays: Budget,
+    pub relays: UserLimiter,
     /// The budget of name lookups, shared by all shards.
-    pub lookups: Budget,
+    pub lookups: UserLimiter,
 }
 
 /// The relays of one shard.
@@ -112,8 +112,8 @@ pub struct Egress<Id> {
     local_addresses: LocalAddresses,
     name_cache: NameCache<u64>,
     resolver: ResolverClient,
-    relay_budget: Budget,
-    lookup_budget: Budget,
+    relay_budget: UserLimiter,
+    lookup_budget: UserLimiter,
     table: Slab<Relay<Id>>,
     slots: HashMap<Id, usize>,
     /// The one timer of each relay, with its slot in the table.
@@ -189,7 +189,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
                 Stage::Udp(flow) => (EffectiveFlowMode::Udp, Some(flow.transfer_state())),
                 Stage::ResolvingUdp(_) => (EffectiveFlowMode::Udp, None),
             };
-            Connection::of_client(relay.permit.user(), &relay.to, lane, relay.since, moved)
+            Connection::of_client(relay.permit.key(), &relay.to, lane, relay.since, moved)
         })
     }
 
@@ -205,7 +205,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     ) {
         // A stream has one relay.
         self.on_client_gone(id);
-        let permit = match self.relay_budget.take(user) {
+        let permit = match self.relay_budget.try_acquire(user.into()) {
             Ok(permit) if self.table.len() < 1 << SLOT_BITS => permit,
             Ok(_) => return refuse(now, relays, id, &to, ProxyError::Busy, "the table is full"),
             Err(limit) => return refuse(now, relays, id, &to, ProxyError::Busy, limit),
@@ -381,7 +381,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         if self.name_cache.add_waiter(&name, token) {
             return;
         }
-        match self.lookup_budget.take(self.table[slot].permit.user()) {
+        match self.lookup_budget.try_acquire(self.table[slot].permit.key().clone()) {
             Ok(permit) if self.resolver.query(&name) => self.name_cache.start_lookup(&name, token, permit),
             Ok(_) => self.fail(now, relays, slot, ProxyError::Busy, "too many names are being resolved"),
             Err(limit) => {
@@ -417,7 +417,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         for ip in list {
             let address = SocketAddr::new(*ip, relay.to.port);
             let local_addresses = &mut self.local_addresses;
-            match self.access.check(relay.permit.user(), address, |ip| local_addresses.contains(now, ip)) {
+            match self.access.check(relay.permit.key(), address, |ip| local_addresses.contains(now, ip)) {
                 Ok(()) => allowed.push(address),
                 Err(reason) => denied = denied.or(Some(reason)),
             }
@@ -456,7 +456,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         let relay = &mut self.table[slot];
         relay.stage = Stage::Udp(flow);
         self.open_udp_flows += 1;
-        tracing::debug!(id = ?relay.id, to = %relay.to, user = relay.permit.user(), "UDP flow opened");
+        tracing::debug!(id = ?relay.id, to = %relay.to, user = %relay.permit.key(), "UDP flow opened");
         relays.opened(now, relay.id);
     }
 
@@ -496,7 +496,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         relay.stage = Stage::Open(Splice::new(now, socket, token, Interest::Write));
         self.open_connections += 1;
         let id = relay.id;
-        tracing::debug!(?id, to = %relay.to, user = relay.permit.user(), "TCP connection established");
+        tracing::debug!(?id, to = %relay.to, user = %relay.permit.key(), "TCP connection established");
         relays.opened(now, id);
         // The client may have sent bytes already.
         self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {

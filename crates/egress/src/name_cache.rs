@@ -105,7 +105,9 @@ impl<W: Ord + Copy> NameCache<W> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::budget::Budget, *};
+    use mpvpn_http::limiter::ConnectionLimiter;
+
+    use super::*;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -114,9 +116,9 @@ mod tests {
     #[test]
     fn a_name_is_asked_for_once_and_all_who_wait_are_told() {
         let (mut names, now) = (NameCache::new(), Instant::now());
-        let budget = Budget::new(10, 10);
+        let budget = ConnectionLimiter::new(10, 10);
         assert!(!names.add_waiter("a", 1));
-        names.start_lookup("a", 1, budget.take("anna").unwrap());
+        names.start_lookup("a", 1, budget.try_acquire("anna".into()).unwrap());
         assert!(names.add_waiter("a", 2) && names.add_waiter("a", 3) && !names.add_waiter("b", 4));
         names.remove_waiter("a", 2);
         let (waiters, result) = names.complete(now, "a", Ok(vec![ip("192.0.2.1")]));

@@ -7,6 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use mpvpn_access::AccessRule;
+use mpvpn_http::limiter::ConnectionLimiter;
 use mpvpn_input::rules::Ports;
 use mpvpn_names::resolver::{Resolver, resolver};
 use mpvpn_os::poll::{Events, PollWaker};
@@ -104,7 +105,7 @@ struct World {
     poller: Poller,
     events: Events,
     wake: PollWaker,
-    budget: Budget,
+    budget: UserLimiter,
     /// Added to the clock.
     skipped: Duration,
     turns: usize,
@@ -119,10 +120,10 @@ impl World {
     fn new() -> Self {
         let here = ["127.0.0.1/32", "::1/128"].map(|net| net.parse().unwrap());
         let rule = AccessRule { allow: true, users: vec![], to: here.into(), ports: vec![] };
-        Self::with(vec![rule], Budget::new(100, 50))
+        Self::with(vec![rule], ConnectionLimiter::new(100, 50))
     }
 
-    fn with(rules: Vec<AccessRule>, budget: Budget) -> Self {
+    fn with(rules: Vec<AccessRule>, budget: UserLimiter) -> Self {
         let (wake, poller) = (PollWaker::new().unwrap(), Poller::new().unwrap());
         poller.add(&wake, WAKE, Interest::Read).unwrap();
         let (names, resolver) = resolver();
@@ -131,7 +132,7 @@ impl World {
             addresses: Box::new(|| Ok(vec!["203.0.113.7".parse().unwrap()])),
             resolver: names.client(wake.clone()),
             relays: budget.clone(),
-            lookups: Budget::new(100, 2),
+            lookups: ConnectionLimiter::new(100, 2),
         };
         Self {
             egress: Egress::new(Instant::now(), setup).unwrap(),
@@ -511,7 +512,7 @@ fn why_there_is_no_connection_is_told() {
 fn this_machine_is_reached_by_none_of_its_addresses() {
     let all = local_address_reader().unwrap()().unwrap();
     assert!(all.iter().any(IpAddr::is_loopback), "{all:?}");
-    let mut world = World::with(vec![], Budget::new(9, 9));
+    let mut world = World::with(vec![], ConnectionLimiter::new(9, 9));
     world.egress.access = Arc::default();
     world.egress.local_addresses = LocalAddresses::new(world.now(), local_address_reader().unwrap()).unwrap();
     for ip in all {
@@ -530,7 +531,7 @@ fn rules_are_about_users_and_ports() {
         to: vec!["127.0.0.1/32".parse().unwrap()],
         ports: vec![Ports::new(to.port, to.port).unwrap()],
     };
-    let mut world = World::with(vec![rule], Budget::new(9, 9));
+    let mut world = World::with(vec![rule], ConnectionLimiter::new(9, 9));
     let now = Instant::now();
     world.egress.connect(now, &world.poller, &mut world.relays, 1, ("anna", to.clone(), Transport::Tcp));
     assert_eq!(world.failure(1).0, ProxyError::Prohibited);
@@ -555,7 +556,7 @@ fn rules_that_do_not_name_an_address_of_the_machine_do_not_lead_there() {
     let web = [Ports::new(port, port).unwrap()];
     for broad in [rule(&[], &[]), rule(&[], &web), rule(&["127.0.0.0/8"], &[]), rule(&["0.0.0.0/0"], &web)] {
         let shown = format!("{broad:?}");
-        let mut world = World::with(vec![rule(&["127.0.0.1/32"], &[]), broad], Budget::new(9, 9));
+        let mut world = World::with(vec![rule(&["127.0.0.1/32"], &[]), broad], ConnectionLimiter::new(9, 9));
         let now = world.now();
         for (name, answer) in [
             ("own.example", &["127.0.0.2"][..]),
@@ -622,7 +623,7 @@ fn a_name_of_the_hosts_file_leads_to_the_address_that_listens() {
 
 #[test]
 fn a_name_leads_nowhere_that_its_addresses_must_not() {
-    let mut world = World::with(vec![], Budget::new(9, 9));
+    let mut world = World::with(vec![], ConnectionLimiter::new(9, 9));
     world.resolve();
     world.connect(1, "localhost:80");
     let (failure, reason) = world.failure(1);
@@ -672,7 +673,7 @@ fn the_next_address_is_tried_when_the_first_is_dead() {
 
 #[test]
 fn limits_hold_for_a_user_for_all_and_for_names() {
-    let mut world = World::with(vec![], Budget::new(3, 2));
+    let mut world = World::with(vec![], ConnectionLimiter::new(3, 2));
     let connect = |world: &mut World, id: u32, user: &str, to: &str| {
         let (now, to) = (world.now(), to.parse().unwrap());
         world.egress.connect(now, &world.poller, &mut world.relays, id, (user, to, Transport::Tcp));
@@ -828,12 +829,12 @@ fn a_flow_of_udp_ends_when_it_is_silent_for_long() {
 
 #[test]
 fn udp_leads_nowhere_that_tcp_may_not_and_counts_like_it() {
-    let mut world = World::with(vec![], Budget::new(9, 9));
+    let mut world = World::with(vec![], ConnectionLimiter::new(9, 9));
     for to in ["127.0.0.1:53", "10.0.0.1:53", "10.9.0.2:53", "[::ffff:192.168.0.1]:53", "203.0.113.7:53"] {
         flow(&mut world, 1, to, &[b"no"]);
         assert_eq!(world.failure(1).0, ProxyError::Prohibited, "{to}");
     }
-    let mut world = World::with(vec![], Budget::new(9, 0));
+    let mut world = World::with(vec![], ConnectionLimiter::new(9, 0));
     flow(&mut world, 1, "198.51.100.1:53", &[]);
     assert_eq!(world.failure(1).0, ProxyError::Busy);
 }

@@ -1,11 +1,13 @@
-//! Limits how many connections there are, in all and per key, so that nobody can take all slots, and how many
-//! log lines say so.
+//! Limits how much there is at a time, in all and per key, so that nobody can take all slots: connections,
+//! relays, name look-ups, tasks. And how many log lines say so.
 //!
 //! In: a key, such as a client network or a user. Out: a slot, released when dropped. Always holds: at most
-//! the given numbers of slots are in use; where new connections evict, the oldest slot is given up for them.
+//! the given numbers of slots are in use; where a new one evicts, the key with the most slots gives up its
+//! oldest one, and no key takes a slot from one that has fewer.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    cmp::Reverse,
+    collections::{HashMap, VecDeque},
     hash::Hash,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, PoisonError},
@@ -65,15 +67,41 @@ pub struct ConnectionLimiter<K> {
 #[derive(Debug)]
 struct LimiterState<K> {
     next: u64,
-    /// Notified when the slot is given to another connection; in the order of arrival.
-    slots: BTreeMap<u64, Arc<Notify>>,
-    counts: HashMap<K, usize>,
+    in_use: usize,
+    /// The slots of each key that has any, the oldest first; each is notified when it is given away.
+    slots: HashMap<K, VecDeque<(u64, Arc<Notify>)>>,
+}
+
+impl<K: Clone + Eq + Hash> LimiterState<K> {
+    fn release(&mut self, key: &K, number: u64) {
+        let Some(slots) = self.slots.get_mut(key) else { return };
+        let before = slots.len();
+        slots.retain(|(other, _)| *other != number);
+        self.in_use -= before - slots.len();
+        if slots.is_empty() {
+            self.slots.remove(key);
+        }
+    }
+
+    /// Releases the oldest slot of the key with the most slots, if it has more than `key`; of several such
+    /// keys, of that with the oldest slot. Returns whether there was one.
+    fn evict_for(&mut self, key: &K) -> bool {
+        let own = self.slots.get(key).map_or(0, VecDeque::len);
+        let age = |slots: &VecDeque<(u64, Arc<Notify>)>| Reverse(slots.front().map(|(number, _)| *number));
+        let largest = self.slots.iter().max_by_key(|(_, slots)| (slots.len(), age(slots)));
+        let Some((largest, slots)) = largest.filter(|(_, slots)| slots.len() > own) else { return false };
+        let Some((number, evicted)) = slots.front() else { return false };
+        evicted.notify_one();
+        let (largest, number) = (largest.clone(), *number);
+        self.release(&largest, number);
+        true
+    }
 }
 
 impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
     /// A pool of `max_total` slots, of which one key may hold `max_per_key`.
     pub fn new(max_total: usize, max_per_key: usize) -> Arc<Self> {
-        let state = LimiterState { next: 0, slots: BTreeMap::new(), counts: HashMap::new() };
+        let state = LimiterState { next: 0, in_use: 0, slots: HashMap::new() };
         Arc::new(Self { max_total, max_per_key, state: Mutex::new(state) })
     }
 
@@ -82,32 +110,47 @@ impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
         self.acquire(key, false)
     }
 
-    /// A slot; if all are in use, the oldest is evicted.
+    /// A slot; if all are in use, the oldest of the key with the most slots is evicted, if that has more than
+    /// this one.
     pub fn acquire_evicting(self: &Arc<Self>, key: K) -> Result<Slot<K>, LimitReached> {
         self.acquire(key, true)
     }
 
     fn acquire(self: &Arc<Self>, key: K, evicts: bool) -> Result<Slot<K>, LimitReached> {
         let mut state = self.state();
-        if state.counts.get(&key).is_some_and(|count| *count >= self.max_per_key) {
+        if state.slots.get(&key).map_or(0, VecDeque::len) >= self.max_per_key {
             return Err(LimitReached::PerKey(self.max_per_key));
         }
-        if state.slots.len() >= self.max_total {
-            let oldest = if evicts { state.slots.pop_first() } else { None };
-            let (_, left) = oldest.ok_or(LimitReached::Total(self.max_total))?;
-            left.notify_one();
+        if state.in_use >= self.max_total && !(evicts && state.evict_for(&key)) {
+            return Err(LimitReached::Total(self.max_total));
         }
         let number = state.next;
         state.next += 1;
+        state.in_use += 1;
         let evicted = Arc::new(Notify::new());
-        state.slots.insert(number, Arc::clone(&evicted));
-        *state.counts.entry(key.clone()).or_default() += 1;
+        state.slots.entry(key.clone()).or_default().push_back((number, Arc::clone(&evicted)));
         Ok(Slot { limiter: Arc::clone(self), number, key, evicted })
+    }
+
+    /// Runs `work` in a task of its own, with a slot that may evict. The task ends when the slot is given to
+    /// another key. Returns whether it runs.
+    pub fn spawn(self: &Arc<Self>, key: K, work: impl Future<Output = ()> + Send + 'static) -> bool
+    where
+        K: Send + 'static,
+    {
+        let Ok(slot) = self.acquire_evicting(key) else { return false };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = slot.evicted.notified() => {}
+                () = work => {}
+            }
+        });
+        true
     }
 
     /// The number of slots in use.
     pub fn in_use(&self) -> usize {
-        self.state().slots.len()
+        self.state().in_use
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, LimiterState<K>> {
@@ -126,6 +169,16 @@ pub struct Slot<K: Clone + Eq + Hash> {
 }
 
 impl<K: Clone + Eq + Hash> Slot<K> {
+    /// Whose slot it is.
+    pub fn key(&self) -> &K {
+        &self.key
+    }
+
+    /// Another slot for the same key, if one is free.
+    pub fn another(&self) -> Result<Self, LimitReached> {
+        self.limiter.try_acquire(self.key.clone())
+    }
+
     /// Notified once, when the slot is given to another connection.
     pub fn evicted(&self) -> Arc<Notify> {
         Arc::clone(&self.evicted)
@@ -134,14 +187,7 @@ impl<K: Clone + Eq + Hash> Slot<K> {
 
 impl<K: Clone + Eq + Hash> Drop for Slot<K> {
     fn drop(&mut self) {
-        let mut state = self.limiter.state();
-        state.slots.remove(&self.number);
-        if let Some(count) = state.counts.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
-                state.counts.remove(&self.key);
-            }
-        }
+        self.limiter.state().release(&self.key, self.number);
     }
 }
 
@@ -201,7 +247,7 @@ mod tests {
         drop(first);
         let _third = limiter.try_acquire(c).unwrap();
         let _fourth = limiter.try_acquire(a).unwrap();
-        assert_eq!(limiter.state().counts.len(), 3);
+        assert_eq!(limiter.state().slots.len(), 3);
     }
 
     #[tokio::test]
@@ -218,7 +264,33 @@ mod tests {
             () = std::future::ready(()) => {}
         }
         drop(oldest);
-        assert_eq!(limiter.state().slots.len(), 2);
+        assert_eq!(limiter.in_use(), 2);
+    }
+
+    #[tokio::test]
+    async fn who_holds_most_loses_its_oldest_task() {
+        use std::future::pending;
+        let limiter = ConnectionLimiter::new(8, 8);
+        assert!((0..8).all(|_| limiter.spawn(1, pending())));
+        assert!(!limiter.spawn(1, pending()), "it would lose one of its own");
+        let held = || [1, 2, 3].map(|key| limiter.state().slots.get(&key).map_or(0, VecDeque::len));
+        assert!((0..4).all(|_| limiter.spawn(2, pending())), "as many as the other one");
+        assert!(!limiter.spawn(2, pending()));
+        assert_eq!(held(), [4, 4, 0]);
+        assert!(limiter.spawn(3, pending()) && limiter.spawn(3, pending()));
+        tokio::task::yield_now().await;
+        assert_eq!(held(), [3, 3, 2]);
+    }
+
+    #[tokio::test]
+    async fn a_slot_is_free_when_its_task_has_ended() {
+        let limiter = ConnectionLimiter::new(2, 2);
+        for _ in 0..10 {
+            assert!(limiter.spawn(1, async {}) && limiter.spawn(2, async {}));
+            tokio::task::yield_now().await;
+            tokio::task::yield_now().await;
+        }
+        assert!(limiter.state().slots.is_empty(), "keys are forgotten with their last task");
     }
 
     #[test]

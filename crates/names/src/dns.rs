@@ -4,11 +4,10 @@
 //! upstream resolvers, as they came. Always holds: a query that is not understood gets no answer or FORMERR,
 //! never a crash; a response counts only from the resolver that was asked, with the ID and the question that
 //! were sent, each query by a socket and source port of its own (RFC 5452); the number of queries that wait
-//! and of connections is bounded, and no host keeps others from being answered.
+//! and of connections is bounded, and no user keeps others from being answered.
 
 mod marked;
 pub(crate) mod message;
-mod places;
 mod reverse;
 
 use std::{
@@ -19,6 +18,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use mpvpn_http::limiter::ConnectionLimiter;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, join},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -26,19 +26,21 @@ use tokio::{
 };
 
 pub use marked::marked_resolver;
-use places::Places;
 pub(crate) use reverse::name_in_tunnel;
 
 /// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a
 /// dot at its end.
 pub type Upstreams = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
 
+/// The user to whom a host belongs, so that nobody has more of the resolver by having more addresses.
+pub type UserOfHost = Arc<dyn Fn(IpAddr) -> String + Send + Sync>;
+
 /// The port of DNS (RFC 1035, section 4.2).
 pub const PORT: u16 = 53;
-/// Queries by UDP that wait for an upstream resolver, of all hosts. Each holds a socket and a buffer of some
+/// Queries by UDP that wait for an upstream resolver, of all users. Each holds a socket and a buffer of some
 /// 64 KiB, so 32 MiB at most; fewer would refuse names when many clients start at once.
 const MAX_QUERIES: usize = 512;
-/// Connections by TCP, of all hosts. A resolver falls back to TCP where an answer is too long for UDP.
+/// Connections by TCP, of all users. A resolver falls back to TCP where an answer is too long for UDP.
 const MAX_CONNECTIONS: usize = 128;
 /// How long one upstream resolver is waited for before the next is asked. Resolvers that have to ask others
 /// need up to a second; programs ask again after 5 s (resolv.conf(5), `timeout`).
@@ -62,8 +64,9 @@ struct Shared {
     /// Hosts outside of these networks get no answer: a resolver for everybody would serve attacks (RFC
     /// 5358).
     networks: Arc<[IpNet]>,
-    queries: Arc<Places>,
-    connections: Arc<Places>,
+    user_of: UserOfHost,
+    queries: Arc<ConnectionLimiter<String>>,
+    connections: Arc<ConnectionLimiter<String>>,
 }
 
 impl Shared {
@@ -81,6 +84,7 @@ impl Forwarder {
         addresses: &[IpAddr],
         port: u16,
         networks: &[IpNet],
+        user_of: UserOfHost,
         upstreams: Upstreams,
     ) -> io::Result<Self> {
         let (mut udp, mut tcp) = (Vec::new(), Vec::new());
@@ -93,8 +97,9 @@ impl Forwarder {
             tcp.push(listener);
         }
         let networks = networks.iter().map(IpNet::trunc).collect();
-        let (queries, connections) = (Places::new(MAX_QUERIES), Places::new(MAX_CONNECTIONS));
-        Ok(Self { udp, tcp, shared: Shared { upstreams, networks, queries, connections } })
+        let [queries, connections] =
+            [MAX_QUERIES, MAX_CONNECTIONS].map(|most| ConnectionLimiter::new(most, most));
+        Ok(Self { udp, tcp, shared: Shared { upstreams, networks, user_of, queries, connections } })
     }
 
     /// Answers until it is dropped.
@@ -139,8 +144,8 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
             continue;
         };
         let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
-        // A host that asks more than its share is not answered, and asks again later.
-        shared.queries.spawn(from.ip(), async move {
+        // A user that asks more than its share is not answered, and asks again later.
+        shared.queries.spawn((shared.user_of)(from.ip()), async move {
             let resolvers = upstreams(&name);
             let response =
                 first_response(&resolvers, |resolver| exchange_by_udp(resolver, &query, None)).await;
@@ -166,7 +171,7 @@ async fn serve_tcp(listener: TcpListener, shared: Shared) {
             continue;
         }
         let upstreams = Arc::clone(&shared.upstreams);
-        shared.connections.spawn(from.ip(), async move {
+        shared.connections.spawn((shared.user_of)(from.ip()), async move {
             let _ = serve_connection(stream, &upstreams, exchange_by_tcp).await;
         });
     }

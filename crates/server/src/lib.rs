@@ -43,7 +43,7 @@ use std::{
 use mpvpn_config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp};
 use mpvpn_confine as confine;
 use mpvpn_dashboard::Dashboard;
-use mpvpn_egress::{Budget, Egress, EgressSetup, local_address_reader};
+use mpvpn_egress::{Egress, EgressSetup, local_address_reader, lookup_limiter, relay_limiter};
 use mpvpn_error::RunError;
 use mpvpn_https::{HttpsServer, Site, acme::Acme, loopback_clients::LoopbackClients};
 use mpvpn_identity::random;
@@ -173,11 +173,11 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let filter = machine.as_mut().map(start_filter).transpose()?;
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
-    let own_resolver = resolver::start(&config.dns, &tunnel, slow.runtime());
+    let own_resolver = resolver::start(&config.dns, &tunnel, &registry, slow.runtime());
     let resolvers = resolver::suggested(&config.dns, &own_resolver);
     let access = Arc::new(reload::access(&config, tunnel));
-    let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
-    let lookups = Budget::for_lookups();
+    let relays = relay_limiter(config.max_relays, config.max_user_relays);
+    let lookups = lookup_limiter();
     let started = Instant::now();
     let mut data_planes = Vec::new();
     for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {

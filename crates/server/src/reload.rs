@@ -352,7 +352,7 @@ impl Running {
         if *dns == ServerDns::Own && own.is_empty() {
             let tunnel = self.machine.as_ref().map_or(&[][..], Machine::addresses);
             // Clients that ask it go on doing so until they connect again, so it never ends.
-            *own = resolver::start(dns, tunnel, self.slow.runtime());
+            *own = resolver::start(dns, tunnel, &self.registry, self.slow.runtime());
             return !own.is_empty();
         }
         true

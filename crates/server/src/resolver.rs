@@ -9,14 +9,20 @@ use ipnet::IpNet;
 use mpvpn_config::ServerDns;
 use mpvpn_names::dns::{Forwarder, PORT};
 use mpvpn_os::dns::system_resolvers;
+use mpvpn_tunnel::Registry;
 use tokio::runtime::Handle;
 
 /// Starts the server's own resolver at its addresses in the tunnel, if it is to have one. Returns where it
 /// listens. A port that is taken is no reason not to serve: clients then keep their own resolvers.
-pub(super) fn start(config: &ServerDns, tunnel: &[IpNet], runtime: Option<&Handle>) -> Vec<IpAddr> {
+pub(super) fn start(
+    config: &ServerDns,
+    tunnel: &[IpNet],
+    registry: &Registry,
+    runtime: Option<&Handle>,
+) -> Vec<IpAddr> {
     match (config, runtime) {
         (ServerDns::Own, Some(runtime)) => {
-            tunnel.iter().filter(|own| listen(**own, tunnel, runtime)).map(IpNet::addr).collect()
+            tunnel.iter().filter(|own| listen(**own, tunnel, registry, runtime)).map(IpNet::addr).collect()
         }
         _ => Vec::new(),
     }
@@ -31,14 +37,16 @@ pub(super) fn suggested(config: &ServerDns, own: &[IpAddr]) -> Vec<IpAddr> {
     }
 }
 
-fn listen(own: IpNet, tunnel: &[IpNet], runtime: &Handle) -> bool {
+fn listen(own: IpNet, tunnel: &[IpNet], registry: &Registry, runtime: &Handle) -> bool {
     let own_addresses: Vec<IpAddr> = tunnel.iter().map(IpNet::addr).collect();
     let resolvers = move |_: &str| {
         // A client on this machine may have made this server the resolver of its machine.
         let others = system_resolvers().into_iter().filter(|ip| !own_addresses.contains(ip));
         others.map(|ip| SocketAddr::new(ip, PORT)).collect()
     };
-    match Forwarder::bind(&[own.addr()], PORT, tunnel, Arc::new(resolvers)) {
+    let registry = registry.clone();
+    let user_of = move |host| registry.user_of(host).unwrap_or_default();
+    match Forwarder::bind(&[own.addr()], PORT, tunnel, Arc::new(user_of), Arc::new(resolvers)) {
         Ok(forwarder) => {
             runtime.spawn(forwarder.serve());
             true

@@ -317,6 +317,12 @@ impl Registry {
         (inner.pool.v4_net(), inner.pool.v6_net())
     }
 
+    /// The user of the session with this address.
+    pub fn user_of(&self, ip: IpAddr) -> Option<String> {
+        let inner = self.lock();
+        Some(inner.sessions.get(inner.by_ip.get(&ip)?)?.user.clone())
+    }
+
     /// A shard that has a connection of the session with this address.
     pub(crate) fn shard_of(&self, ip: IpAddr) -> Option<u8> {
         let inner = self.lock();

@@ -66,10 +66,15 @@ fn fixed(resolvers: &[SocketAddr]) -> Upstreams {
     Arc::new(move |_: &str| resolvers.clone())
 }
 
+fn by_address() -> UserOfHost {
+    Arc::new(|host| host.to_string())
+}
+
 fn forwarder(upstreams: Upstreams) -> Forwarder {
     // The port that is free for UDP may be taken for TCP.
-    let mut attempts = (0..20)
-        .map(|_| Forwarder::bind(&[LOCALHOST], 0, &["127.0.0.0/8".parse().unwrap()], upstreams.clone()));
+    let mut attempts = (0..20).map(|_| {
+        Forwarder::bind(&[LOCALHOST], 0, &["127.0.0.0/8".parse().unwrap()], by_address(), upstreams.clone())
+    });
     attempts.find_map(Result::ok).expect("a port that is free for both")
 }
 
@@ -124,7 +129,8 @@ async fn where_no_resolver_answers_the_failure_is_said() {
 async fn hosts_of_other_networks_get_no_answer() {
     let internet = resolver(Ipv4Addr::new(192, 0, 2, 1), false).await;
     let upstreams = fixed(&[internet]);
-    let forwarder = Forwarder::bind(&[LOCALHOST], 0, &["10.0.0.0/24".parse().unwrap()], upstreams).unwrap();
+    let forwarder =
+        Forwarder::bind(&[LOCALHOST], 0, &["10.0.0.0/24".parse().unwrap()], by_address(), upstreams).unwrap();
     let at = forwarder.udp[0].local_addr().unwrap();
     tokio::spawn(forwarder.serve());
     let socket = UdpSocket::bind((LOCALHOST, 0)).await.unwrap();
