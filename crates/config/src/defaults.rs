@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use mpvpn_types::ByteSize;
 
 /// Where a server looks for its configuration unless `--config` names another file.
 pub const SERVER_FILE: &str = "/etc/mpvpn/server.toml";
@@ -37,6 +38,10 @@ pub(crate) const DEFAULT_MAX_RELAYS: u32 = 32_768;
 /// to others. Fewer would refuse connections of busy machines, more would let one user take the place of
 /// others.
 pub(crate) const DEFAULT_MAX_USER_RELAYS: u32 = 8192;
+
+/// Least of `--max-memory`: a server without clients has 16 MB. Less would leave nothing for clients; more
+/// would exclude small machines. Chosen.
+pub(crate) const MIN_MEMORY: ByteSize = ByteSize::from_bytes(64_000_000);
 
 pub(crate) fn first_repeated<T: PartialEq>(items: &[T]) -> Option<&T> {
     items.iter().enumerate().find(|(at, item)| items[..*at].contains(item)).map(|(_, item)| item)

@@ -29,7 +29,7 @@ use mpvpn_input::rules::Prefix;
 use mpvpn_input::values::{Filled, InstanceName, Many, One, OneOrNumber, ServerAddr, text, word};
 use mpvpn_path::Scheduler;
 use mpvpn_status::pipes::Pipes;
-use mpvpn_types::{CongestionControl, FlowMode};
+use mpvpn_types::{ByteSize, CongestionControl, FlowMode};
 
 /// The configuration file of a server (`/etc/mpvpn/server.toml`): keys and tables.
 #[derive(Args, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq)]
@@ -197,6 +197,13 @@ pub struct ServerOptions {
     /// takes all of --max-relays [default: 8192]
     #[arg(long, value_name = "N")]
     pub max_user_relays: Option<u32>,
+
+    /// Memory that the server may use, as in 512MB. What is held for clients stays below half of it: a user
+    /// gets at most as much as is left, and beyond it the user that holds most loses connections [default:
+    /// the memory of the machine, or of the control group that the server runs in]
+    #[arg(long, value_name = "SIZE", value_parser = text::<ByteSize>)]
+    #[serde(with = "One::<ByteSize>")]
+    pub max_memory: Option<ByteSize>,
 
     /// Number of threads that carry packets: 1 to 16, or auto, which is one per processor if there are more
     /// than two, else one. Set it to leave processors to other programs [default: auto]
@@ -549,7 +556,7 @@ impl ServerOptions {
             listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site
             subnet subnet6 tun_name
             auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit
-            max_relays max_user_relays
+            max_relays max_user_relays max_memory
             shards name api_socket metrics metrics_users dashboard measure qlog confine reload log_level
         }
     }

@@ -243,7 +243,7 @@ impl ServerConfig {
             proxy_protocol_from: "proxy-protocol-from", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat",
             max_clients: "max-clients", max_relays: "max-relays",
-            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
+            max_user_relays: "max-user-relays", max_memory: "max-memory", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
             metrics_users: "metrics-users", dashboard: "dashboard", qlog: "qlog", confine: "confine",
             reload: "reload"
         );

@@ -11,7 +11,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_path::Scheduler;
 use mpvpn_status::pipes::Pipes;
-use mpvpn_types::{ClassId, CongestionControl, FlowMode, Transport};
+use mpvpn_types::{ByteSize, ClassId, CongestionControl, FlowMode, Transport};
 
 use mpvpn_identity::trust::Trust;
 use mpvpn_input::values::ServerAddr;
@@ -104,6 +104,8 @@ pub struct ServerConfig {
     pub max_relays: u32,
     /// Limit of TCP connections and UDP flows relayed at once for one user; not above `max_relays`.
     pub max_user_relays: u32,
+    /// Memory that the server may use; `None`: that of its machine or control group.
+    pub max_memory: Option<ByteSize>,
     /// Threads that carry packets.
     pub shards: Shards,
     /// The instance's name.
@@ -279,6 +281,7 @@ impl ServerConfig {
             limits: options.limit,
             max_relays,
             max_user_relays,
+            max_memory: max_memory(options.max_memory)?,
             shards: options.shards.unwrap_or_default(),
             subnet,
             subnet6,
@@ -533,6 +536,17 @@ fn routes(given: &[IpNet], subnet6: Option<Ipv6Net>) -> Result<Vec<IpNet>> {
             "leave out one of the two",
         )),
         _ => Ok(IpNet::aggregate(&given.to_vec())),
+    }
+}
+
+/// The memory that the server may use.
+fn max_memory(given: Option<ByteSize>) -> Result<Option<ByteSize>> {
+    match given {
+        Some(given) if given < MIN_MEMORY => Err(Error::usage(
+            format!("--max-memory {given} would let few clients connect"),
+            format!("give at least {MIN_MEMORY}"),
+        )),
+        given => Ok(given),
     }
 }
 

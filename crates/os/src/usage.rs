@@ -2,7 +2,7 @@
 //!
 //! In: a process ID. Out: processor time and memory of all its threads; `None` if there is no such process.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 /// `PID_MAX_LIMIT` of the kernel: process IDs are smaller. The ID of a clock has no room for all 32 bits.
 const MAX_PID: u32 = 1 << 22;
@@ -35,10 +35,20 @@ pub fn user_and_system_time(pid: u32) -> Option<(Duration, Duration)> {
     Some((user, all.saturating_sub(user)))
 }
 
-/// Memory of the machine, bytes.
-pub fn machine_memory() -> u64 {
+/// Memory of the machine, or of the control group of this process if that is less (`memory.max`), bytes.
+pub fn available_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    info.totalram * u64::from(info.mem_unit)
+    (info.totalram * u64::from(info.mem_unit)).min(control_group_memory().unwrap_or(u64::MAX))
+}
+
+/// The least `memory.max` of the control group of this process and of those above it, bytes.
+fn control_group_memory() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    // Version 2 (cgroups(7)).
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let folder = Path::new("/sys/fs/cgroup").join(own);
+    let limit = |folder: &Path| fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok();
+    folder.ancestors().filter_map(limit).min()
 }
 
 /// Peak of resident memory since the start or the last [`reset_peak_memory`], bytes.

@@ -48,6 +48,7 @@ use crate::{
     ConnectionHandle, LocalAddress, PathStats, QlogSink,
     config::{OwnSockets, StreamLimits},
     gate::{GateState, PathLabel, gate_state_of},
+    held::{CountedConnection, HeldBytes},
     qlog::ConnectionQlog,
     sent_datagrams::{Outcome, TrackedDatagram},
     strangers::StrangerId,
@@ -130,6 +131,9 @@ pub struct Connection {
     limits_when_trusted: Option<StreamLimits>,
     /// Its entry among the strangers, until the endpoint removes it.
     stranger: Option<StrangerId>,
+    /// What is held beside the queues of streams; see [`Self::count_held`].
+    held: HeldBytes,
+    counted: Option<CountedConnection>,
 }
 
 impl Connection {
@@ -160,6 +164,8 @@ impl Connection {
             own_sockets: None,
             limits_when_trusted: None,
             stranger: None,
+            held: HeldBytes::default(),
+            counted: None,
         };
         connection.add_path(now, PathId(0));
         connection

@@ -1,71 +1,137 @@
-//! Bytes that wait for peers in the queues of streams, counted by user and by process.
+//! The memory that a process holds for its peers, counted by user.
 //!
-//! In: bytes that a connection queues and sends. Out: how many more it may queue. Always holds: the bytes of
-//! a connection are given back when it is dropped.
+//! In: bytes that each connection holds, and from time to time all that the process has allocated. Out: how
+//! many more bytes a user may hold, and whether all hold too many. Always holds: the bytes of a connection
+//! are given back when it is dropped.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+/// What a connection takes at least (bytes): 59 KiB of an idle one, measured (docs/performance.md). Smaller:
+/// connections that are opened and left take more than is counted; larger: users may have fewer.
+pub(crate) const CONNECTION_BYTES: usize = 60 << 10;
+
 /// The bytes of all users of a process, and how many there may be.
 #[derive(Debug)]
 pub struct ProcessBytes {
     most: usize,
     held: AtomicUsize,
+    /// Allocated, but not counted for a user.
+    uncounted: AtomicUsize,
 }
 
 impl ProcessBytes {
     /// At most `most` bytes.
     pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, held: AtomicUsize::new(0) })
+        Arc::new(Self { most, held: AtomicUsize::new(0), uncounted: AtomicUsize::new(0) })
     }
 
-    /// Whether more bytes wait than may.
+    /// The bytes that there may be.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// The bytes that there are: those that are counted, and the others as of the last
+    /// [`Self::on_measured`].
+    pub fn used(&self) -> usize {
+        self.held.load(Relaxed) + self.uncounted.load(Relaxed)
+    }
+
+    /// Whether there are more bytes than there may be.
     pub fn is_exceeded(&self) -> bool {
-        self.held.load(Relaxed) > self.most
+        self.used() > self.most
+    }
+
+    /// Takes what the process has allocated (bytes).
+    pub fn on_measured(&self, allocated: usize) {
+        self.uncounted.store(allocated.saturating_sub(self.held.load(Relaxed)), Relaxed);
+    }
+
+    /// A connection for which `bytes` were counted is gone: until the next measurement, its share of what was
+    /// not counted is gone as well.
+    fn on_ended(&self, bytes: usize) {
+        let held = self.held.load(Relaxed).max(bytes).max(1);
+        let left = |uncounted: usize| {
+            let share = uncounted as f64 * bytes as f64 / held as f64;
+            Some(uncounted.saturating_sub(share as usize))
+        };
+        let _ = self.uncounted.fetch_update(Relaxed, Relaxed, left);
     }
 }
 
-/// The bytes of one user. Clones count together.
+#[derive(Debug, Default)]
+struct UserCounts {
+    held: AtomicUsize,
+    connections: AtomicUsize,
+}
+
+/// The bytes and connections of one user. Clones count together.
 #[derive(Clone, Debug)]
 pub struct UserBytes {
     process: Arc<ProcessBytes>,
-    held: Arc<AtomicUsize>,
+    counts: Arc<UserCounts>,
 }
 
 impl UserBytes {
-    /// A new user, for whom nothing waits.
+    /// A new user, for whom nothing is held.
     pub fn new(process: &Arc<ProcessBytes>) -> Self {
-        Self { process: Arc::clone(process), held: Arc::default() }
+        Self { process: Arc::clone(process), counts: Arc::default() }
     }
 
     /// Whether connections count with it, besides this clone.
     pub fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.held) > 1
+        Arc::strong_count(&self.counts) > 1
     }
 
-    /// The bytes that wait.
+    /// The bytes that are held for the user.
     pub fn held(&self) -> usize {
-        self.held.load(Relaxed)
+        self.counts.held.load(Relaxed)
     }
 
-    /// Bytes that the user may still queue: as many may wait as the process has left (dynamic thresholds,
+    /// The connections of the user.
+    pub fn connections(&self) -> usize {
+        self.counts.connections.load(Relaxed)
+    }
+
+    /// Whether there is memory for another connection of the user.
+    pub fn may_connect(&self) -> bool {
+        self.left() >= CONNECTION_BYTES
+    }
+
+    /// Bytes that the user may still take: as many may be held as the process has left (dynamic thresholds,
     /// Choudhury and Hahne 1998). So one user alone takes half, and who comes later always finds something.
     fn left(&self) -> usize {
-        let left = self.process.most.saturating_sub(self.process.held.load(Relaxed));
-        left.saturating_sub(self.held())
+        self.process.most.saturating_sub(self.process.used()).saturating_sub(self.held())
     }
 }
 
-/// The queued bytes of one connection.
+/// A connection of a user, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct CountedConnection(UserBytes);
+
+impl CountedConnection {
+    pub(crate) fn new(user: UserBytes) -> Self {
+        user.counts.connections.fetch_add(1, Relaxed);
+        Self(user)
+    }
+}
+
+impl Drop for CountedConnection {
+    fn drop(&mut self) {
+        self.0.counts.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Bytes that are held for one connection.
 #[derive(Debug, Default)]
-pub(crate) struct QueuedBytes {
+pub(crate) struct HeldBytes {
     bytes: usize,
     user: Option<UserBytes>,
 }
 
-impl QueuedBytes {
+impl HeldBytes {
     /// Counts them for a user from now on.
     pub(crate) fn set_user(&mut self, user: UserBytes) {
         let bytes = std::mem::take(self).bytes;
@@ -81,7 +147,7 @@ impl QueuedBytes {
     pub(crate) fn add(&mut self, bytes: usize) {
         self.bytes += bytes;
         if let Some(user) = &self.user {
-            user.held.fetch_add(bytes, Relaxed);
+            user.counts.held.fetch_add(bytes, Relaxed);
             user.process.held.fetch_add(bytes, Relaxed);
         }
     }
@@ -89,20 +155,31 @@ impl QueuedBytes {
     pub(crate) fn sub(&mut self, bytes: usize) {
         self.bytes -= bytes;
         if let Some(user) = &self.user {
-            user.held.fetch_sub(bytes, Relaxed);
+            user.counts.held.fetch_sub(bytes, Relaxed);
             user.process.held.fetch_sub(bytes, Relaxed);
         }
     }
 
-    /// Bytes that may still be queued, of at most `most` of this connection.
+    pub(crate) fn set(&mut self, bytes: usize) {
+        match bytes.checked_sub(self.bytes) {
+            Some(0) => {}
+            Some(more) => self.add(more),
+            None => self.sub(self.bytes - bytes),
+        }
+    }
+
+    /// Bytes that may still be held, of at most `most` of this connection.
     pub(crate) fn left(&self, most: usize) -> usize {
         let left = most.saturating_sub(self.bytes);
         self.user.as_ref().map_or(left, |user| left.min(user.left()))
     }
 }
 
-impl Drop for QueuedBytes {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
+        if let Some(user) = &self.user {
+            user.process.on_ended(self.bytes);
+        }
         self.sub(self.bytes);
     }
 }
@@ -115,7 +192,7 @@ mod tests {
     fn a_user_may_hold_as_much_as_is_left_and_gives_it_back() {
         let process = ProcessBytes::new(1200);
         let fill = |user: &UserBytes| {
-            let mut connection = QueuedBytes::default();
+            let mut connection = HeldBytes::default();
             connection.set_user(user.clone());
             while connection.left(usize::MAX) > 0 {
                 connection.add(1);
@@ -135,10 +212,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_allocated_counts_also_where_no_user_is_known() {
+        let process = ProcessBytes::new(1000);
+        let mut connections = [(); 2].map(|()| HeldBytes::default());
+        let user = UserBytes::new(&process);
+        connections.iter_mut().for_each(|connection| connection.set_user(user.clone()));
+        connections.iter_mut().for_each(|connection| connection.set(100));
+        assert_eq!(connections[0].left(usize::MAX), 600);
+        process.on_measured(1100);
+        assert_eq!((process.used(), connections[0].left(usize::MAX)), (1100, 0));
+        assert!(process.is_exceeded() && !user.may_connect());
+        connections[1].set(50);
+        assert_eq!(process.used(), 1050);
+        let [first, _second] = connections;
+        drop(first);
+        assert_eq!(process.used(), 350, "two thirds of what was not counted are gone with it");
+    }
+
+    #[test]
     fn bytes_that_were_queued_before_the_user_was_known_count() {
         let process = ProcessBytes::new(1000);
         let user = UserBytes::new(&process);
-        let mut connection = QueuedBytes::default();
+        let mut connection = HeldBytes::default();
         connection.add(70);
         connection.set_user(user.clone());
         assert_eq!((user.held(), connection.get(), connection.left(100)), (70, 70, 30));

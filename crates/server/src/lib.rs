@@ -37,7 +37,7 @@ use std::{
     path::Path,
     pin::Pin,
     sync::{Arc, atomic::AtomicBool},
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use mpvpn_config::{ConfigSource, Nat as NatOption, Rights, ServerConfig, ServerMode, ServerOptions, Tcp};
@@ -49,8 +49,8 @@ use mpvpn_https::{HttpsServer, Site, acme::Acme, loopback_clients::LoopbackClien
 use mpvpn_identity::random;
 use mpvpn_input::{role::Role, shared::Shared};
 use mpvpn_os::{
-    UdpOptions, UndoJournal, netlink::Netlink, poll, privilege, udp::bind_reuseport_group, undo,
-    usage::machine_memory,
+    UdpOptions, UndoJournal, memory::memory_use, netlink::Netlink, poll, privilege,
+    udp::bind_reuseport_group, undo, usage::available_memory,
 };
 use mpvpn_qlog::Qlog;
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
@@ -73,6 +73,7 @@ use mpvpn_threads::{
 use mpvpn_tunnel::{
     CertificateId, Registry, Server, ServerConfig as TunnelConfig, SessionReport, TunnelMode,
 };
+use mpvpn_types::ByteSize;
 use mpvpn_users::{
     backup::RunningLock,
     client_certificates,
@@ -94,10 +95,13 @@ use tun_queues::TunQueues;
 use users::{UserChange, UserChecks, UserList};
 use visits::Visits;
 
-/// The share of the machine's memory that may wait in streams for clients: a quarter. Larger: a machine with
-/// other programs runs out of memory when many clients stop reading; smaller: transfers of many clients over
-/// long round trips are slower. Chosen.
-const QUEUED_SHARE: u64 = 4;
+/// The share of the memory of a server that may be allocated: half. Larger: no memory is left for what the
+/// allocator has freed, and for the kernel's sockets; smaller: transfers of many clients over long round
+/// trips are slower. Chosen.
+const ALLOCATED_SHARE: u64 = 2;
+/// How often the allocated memory is looked at. Longer: a client takes more of it before it is noticed;
+/// shorter: processor time. Chosen.
+const MEMORY_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The rights of this process.
 pub fn rights() -> Rights {
@@ -136,6 +140,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let user_list = UserList::open(store.clone(), &credentials.authenticator)?;
     // Where a folder does not exist yet, files in it are read again by command only.
     let files = WatchedFiles::new(reload::files_to_watch(&config, origin.file_to_watch())).ok();
+    let memory = config.max_memory.map_or_else(available_memory, ByteSize::bytes);
     confine::server(&config, origin.file())?;
     let slow = SlowThread::start(
         Services { api: Some(api), metrics, dashboard, own: Some(own_services(https_server, acme)) },
@@ -146,7 +151,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     credentials.note_pins(&config, address);
     let message = first_start_message(&config, &credentials, address, Reader::of_stdout());
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
-    registry.set_max_queued(usize::try_from(machine_memory() / QUEUED_SHARE).unwrap_or(usize::MAX));
+    registry.set_max_held(usize::try_from(memory / ALLOCATED_SHARE).unwrap_or(usize::MAX));
     let leases = keep_leases(&config, store, &registry, user_list.as_ref())?;
     // Dropped after everything that records events, so that the last events are written.
     let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
@@ -264,6 +269,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         reloadable,
         started,
         service_manager,
+        next_memory_look: started,
     };
     running.watch_users(user_list, &event_loop)?;
     running.watch_configuration(&event_loop);
@@ -407,6 +413,7 @@ pub(crate) struct Running {
     reloadable: Reloadable,
     started: Instant,
     service_manager: ServiceManager,
+    next_memory_look: Instant,
 }
 
 impl Running {
@@ -529,6 +536,11 @@ impl Running {
                 // `end` returns the reason when it joins the threads.
                 return Ok(());
             }
+            if iteration.now >= self.next_memory_look {
+                self.next_memory_look = iteration.now + MEMORY_LOOK_INTERVAL;
+                let allocated = memory_use().map_or(0, |memory| memory.in_use);
+                self.registry.process_bytes().on_measured(usize::try_from(allocated).unwrap_or(usize::MAX));
+            }
             self.update_users(iteration.now, &iteration);
             self.read_changed_files(iteration.now, &iteration);
             if let Some(leases) = &mut self.leases {
@@ -625,6 +637,7 @@ impl Running {
             complete(&mut status, &reports);
             status::add_server_counters(&mut status, &counters);
             status.users = users.map(|users| users.status(&sessions, &departed_users)).unwrap_or_default();
+            status::add_budget(&mut status, &registry.process_bytes(), &registry.held_by_user());
             status
         });
     }

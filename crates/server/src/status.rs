@@ -13,8 +13,8 @@ use mpvpn_report::paths::{
     DEFAULT_CLASS, add_resequencing, handshakes_of, loss_of, milliseconds, path_of, resequencing_of, rtt_of,
     with_counters,
 };
-use mpvpn_status::{Class, Client, Handshakes, RefusedRequests, State, Status};
-use mpvpn_tunnel::{ClosedConnection, ServerCounters, SessionReport, TrafficCounters};
+use mpvpn_status::{Budget, Class, Client, Handshakes, RefusedRequests, State, Status};
+use mpvpn_tunnel::{ClosedConnection, ProcessBytes, ServerCounters, SessionReport, TrafficCounters};
 use mpvpn_types::{CongestionControl, SessionId};
 
 /// Classes that a server tells apart in its own figures. Clients choose the names, so the number is bounded.
@@ -41,6 +41,23 @@ pub(crate) fn add_server_counters(status: &mut Status, shards: &[ServerCounters]
     }
     status.handshakes = Some(handshakes);
     status.refused = refused.into_iter().map(|(status, count)| RefusedRequests { status, count }).collect();
+}
+
+/// Adds what the process and its users hold: bytes and connections.
+pub(crate) fn add_budget(
+    status: &mut Status,
+    process: &ProcessBytes,
+    users: &BTreeMap<String, (usize, usize)>,
+) {
+    for user in &mut status.users {
+        let (bytes, connections) = users.get(&user.name).copied().unwrap_or_default();
+        (user.held_bytes, user.connections) = (bytes as u64, connections as u64);
+    }
+    status.budget = Some(Budget {
+        used_bytes: process.used() as u64,
+        max_bytes: process.most() as u64,
+        connections: users.values().map(|(_, connections)| *connections as u64).sum(),
+    });
 }
 
 /// Adds what a connection has carried to the sum of its user.

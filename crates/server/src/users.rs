@@ -281,6 +281,9 @@ impl UserList {
             expires: entry.expires.map(|expiry| expiry.to_string()),
             sessions: open.get(entry.name.as_str()).map_or(0, |(sessions, _)| sessions.len() as u32),
             max_sessions: entry.sessions,
+            // The shards do not know them: `status::add_budget`.
+            connections: 0,
+            held_bytes: 0,
             up_cap_bps: entry.up.map(BitRate::bps),
             down_cap_bps: entry.down.map(BitRate::bps),
             quota_bytes: entry.quota.map(ByteSize::bytes),

@@ -37,7 +37,7 @@ pub use overview::{Overview, SessionSummary};
 pub use render::{Table, fit, section, used_of};
 pub use render::{format_bytes, format_duration, format_rate, render, render_flows, render_links};
 pub use resequencing::{FecStats, PathFec, Resequencing};
-pub use server::{Handshakes, RefusedRequests};
+pub use server::{Budget, Handshakes, RefusedRequests};
 
 /// The status of one process: the answer of `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -95,6 +95,9 @@ pub struct Status {
     /// Requests that a server refused since the start, by HTTP status; left out if there were none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedRequests>,
+    /// Memory of a server, and its connections; left out at a client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
     /// Users of a server, those who are not connected, too; empty at a server without authentication.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<User>,
@@ -189,6 +192,12 @@ pub struct User {
     pub expires: Option<String>,
     /// Number of sessions now.
     pub sessions: u32,
+    /// Number of connections now.
+    #[serde(default)]
+    pub connections: u64,
+    /// Bytes that the server holds for the user's connections now.
+    #[serde(default)]
+    pub held_bytes: u64,
     /// Number of sessions at once that the users' file allows; left out if it says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_sessions: Option<u32>,

@@ -3,8 +3,8 @@ use std::fmt::Write;
 use mpvpn_types::{BitRate, ByteSize};
 
 use super::{
-    Class, Client, Confinement, FecStats, FlowList, FlowState, KillSwitchState, Link, Path, Resequencing,
-    Session, State, Status,
+    Budget, Class, Client, Confinement, FecStats, FlowList, FlowState, KillSwitchState, Link, Path,
+    Resequencing, Session, State, Status,
 };
 use mpvpn_input::role::Role;
 
@@ -36,6 +36,10 @@ pub fn render(status: &Status, width: usize) -> String {
     }
     if let Some(confinement) = &status.confinement {
         let _ = writeln!(text, "confined  {}", confined(confinement));
+    }
+    if let Some(Budget { used_bytes, max_bytes, connections }) = status.budget {
+        let (used, most) = (format_bytes(used_bytes), format_bytes(max_bytes));
+        let _ = writeln!(text, "memory    {used} of {most} for {connections} connections");
     }
     if let Some(counters) = &status.resequencing {
         let _ = writeln!(text, "order     {}", order(counters));
@@ -564,7 +568,9 @@ cams      asleep (not used yet)  auto  auto, bbr                                
             resequencing: Some(Resequencing { numbered: 200, resent: 1, ..Resequencing::default() }),
             paths: example().paths,
         });
+        status.budget = Some(Budget { used_bytes: 3 << 20, max_bytes: 256 << 20, connections: 2 });
         let text = render(&status, 200);
+        assert!(text.contains("memory    3.0 MiB of 256.0 MiB for 2 connections\n"), "{text}");
         assert!(text.starts_with("mpvpn server 0.1.0: starting, running for 0.0 s, 1 client\n"), "{text}");
         assert!(text.contains("ali?[31mce  1 h 1 min"), "{text}");
         assert!(text.contains("1023 B"), "{text}");

@@ -28,6 +28,19 @@ impl Handshakes {
     }
 }
 
+/// The memory of a server. Where more is allocated than may be, the user for whom most is held loses
+/// connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Budget {
+    /// Bytes that are allocated.
+    pub used_bytes: u64,
+    /// Bytes that may be allocated: half of `max-memory`.
+    pub max_bytes: u64,
+    /// Connections of clients whose user is known.
+    pub connections: u64,
+}
+
 /// Requests that a server refused with one HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RefusedRequests {

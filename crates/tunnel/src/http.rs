@@ -41,6 +41,11 @@ impl Http {
         Ok(Self { h3, before_settings: BTreeSet::new(), unread: VecDeque::new() })
     }
 
+    /// Bytes of incomplete frames.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.h3.buffered()
+    }
+
     /// Marks a stream as readable.
     pub(crate) fn readable(&mut self, id: StreamId) {
         if self.h3.peer_settings().is_none() && id.is_multiple_of(4) {

@@ -60,6 +60,7 @@ pub use events::{
 pub use forward::{ForwardError, ForwardEvent, Forwarder, ResponseStatus};
 pub use instance::ClientInstance;
 pub use mpvpn_masque::capsule::LinkPolicy;
+pub use mpvpn_quic::ProcessBytes;
 pub use multipath::{
     FecCounters, PathFecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates,
     extensions::passes_gateways,

@@ -1,4 +1,4 @@
-//! The bytes that wait for clients, by user.
+//! The memory that is held for clients, by user.
 //!
 //! In: names of users. Out: what each one's connections count their bytes with, and who holds too much.
 //! Always holds: users are forgotten some time after their last connection.
@@ -7,11 +7,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use mpvpn_quic::{ProcessBytes, UserBytes};
 
-/// Users of whom nothing waits are looked for when there are twice as many users as last time, and at least
+/// Users without connections are looked for when there are twice as many users as last time, and at least
 /// so many. Fewer: looked for more often. Chosen.
 const MIN_PRUNED: usize = 64;
 
-/// The bytes that wait for the users of a server.
+/// The bytes that are held for the users of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct QueuesOfUsers {
     process: Arc<ProcessBytes>,
@@ -44,7 +44,12 @@ impl QueuesOfUsers {
         bytes
     }
 
-    /// Whether for nobody more waits than for this user.
+    /// The bytes and connections of users, by name.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (&str, usize, usize)> {
+        self.users.iter().map(|(name, user)| (name.as_str(), user.held(), user.connections()))
+    }
+
+    /// Whether for nobody more is held than for this user.
     pub(crate) fn holds_most(&self, user: &str) -> bool {
         let held = self.users.get(user).map_or(0, UserBytes::held);
         self.users.values().all(|other| other.held() <= held)
@@ -64,6 +69,6 @@ mod tests {
         assert!(queues.users["kept"].is_shared());
         drop(kept);
         queues.of("other");
-        assert!(queues.holds_most("kept") && queues.holds_most("other"), "nothing waits");
+        assert!(queues.holds_most("kept") && queues.holds_most("other"), "nothing is held");
     }
 }

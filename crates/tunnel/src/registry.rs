@@ -271,22 +271,27 @@ impl Registry {
         self.lock().accounts.take_carried()
     }
 
-    /// Sets how much may wait for all clients (bytes), before the first shard is made.
-    pub fn set_max_queued(&self, bytes: usize) {
+    /// Sets how much memory the process may allocate (bytes), before the first shard is made.
+    pub fn set_max_held(&self, bytes: usize) {
         self.lock().queues = QueuesOfUsers::new(bytes);
     }
 
-    /// The bytes that wait for all clients.
-    pub(crate) fn process_bytes(&self) -> Arc<ProcessBytes> {
+    /// The memory of the process.
+    pub fn process_bytes(&self) -> Arc<ProcessBytes> {
         self.lock().queues.process()
     }
 
-    /// The bytes that wait for a user, over all connections.
+    /// The bytes that are held for each user, and the connections.
+    pub fn held_by_user(&self) -> BTreeMap<String, (usize, usize)> {
+        self.lock().queues.held().map(|(name, bytes, count)| (name.to_owned(), (bytes, count))).collect()
+    }
+
+    /// The bytes that are held for a user, over all connections.
     pub(crate) fn queues_of(&self, user: &str) -> UserBytes {
         self.lock().queues.of(user)
     }
 
-    /// Whether for nobody more waits than for this user.
+    /// Whether for nobody more is held than for this user.
     pub(crate) fn holds_most(&self, user: &str) -> bool {
         self.lock().queues.holds_most(user)
     }

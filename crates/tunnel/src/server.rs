@@ -76,7 +76,7 @@ pub struct Server {
     endpoint: Endpoint,
     shard: Shard,
     registry: Registry,
-    /// The bytes that wait for the clients of all shards.
+    /// The memory of the process.
     process_bytes: Arc<ProcessBytes>,
     routes: Routes,
     peers: Peers<Peer>,
@@ -206,6 +206,12 @@ impl Server {
         self.note_use(now, id);
         self.drive_http(now, id);
         self.reap_or_mark(now, id);
+        if let (Some(peer), Some(connection)) = (self.peers.get(id), self.endpoint.get(id))
+            && peer.owner.is_some()
+        {
+            connection.count_held(peer.held_bytes());
+            self.end_if_too_much_is_held(now, id);
+        }
     }
 
     /// Records that a connection is in use, if it is.

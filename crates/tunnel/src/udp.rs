@@ -102,6 +102,11 @@ impl UdpFlows {
         removed.is_some()
     }
 
+    /// Returns the bytes of incomplete capsules.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.incomplete
+    }
+
     /// Returns the number of flows.
     pub(crate) fn len(&self) -> usize {
         self.flows.len()

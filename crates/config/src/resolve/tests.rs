@@ -46,6 +46,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         limits: Vec::new(),
         max_relays: DEFAULT_MAX_RELAYS,
         max_user_relays: DEFAULT_MAX_USER_RELAYS,
+        max_memory: None,
         shards: Shards::Auto,
         name: TUN_NAME.into(),
         api_socket: default_socket(Role::Server, TUN_NAME),
@@ -97,6 +98,7 @@ fn every_key_of_a_server_arrives() {
         reload = "auto"
         log-level = "debug"
         max-relays = 1000
+        max-memory = "512MB"
         max-user-relays = 10
 
         proxy-protocol-from = ["10.0.0.0/8", "fd00::1"]
@@ -205,6 +207,7 @@ fn every_key_of_a_server_arrives() {
             ],
             max_relays: 1000,
             max_user_relays: 10,
+            max_memory: Some(ByteSize::from_bytes(512_000_000)),
             shards: Shards::Count(4),
             name: "edge".into(),
             api_socket: "/tmp/edge.sock".into(),
@@ -313,7 +316,7 @@ fn every_key_of_a_client_arrives() {
                     metered: true,
                     up: Some(BitRate::from_bps(20_000_000)),
                     down: Some(BitRate::from_bps(50_000_000)),
-                    quota: Some(mpvpn_types::ByteSize::from_bytes(50_000_000_000)),
+                    quota: Some(ByteSize::from_bytes(50_000_000_000)),
                     weight: mpvpn_types::Weight::new(3).unwrap(),
                     quota_day: 15,
                     pipes: Some(Pipes::Count(4)),
@@ -457,6 +460,7 @@ fn options_that_contradict_each_other_are_explained() {
         ("max-clients = 0", "--max-clients 0 would let no client connect"),
         ("max-relays = 0", "--max-relays 0 would relay nothing"),
         ("max-user-relays = 0", "--max-user-relays 0 would relay nothing"),
+        ("max-memory = '63MB'", "--max-memory 63 MB would let few clients connect"),
         (
             "max-relays = 7\nmax-user-relays = 8",
             "--max-user-relays 8 is more than --max-relays 7, the limit for all users together",

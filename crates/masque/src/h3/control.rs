@@ -41,7 +41,6 @@ impl ControlStream {
         }
     }
 
-    #[cfg(test)]
     pub(super) fn buffered(&self) -> usize {
         match &self.frame {
             Frame::Payload { payload, .. } => payload.len(),

@@ -277,7 +277,6 @@ impl H3 {
             && self.peer_settings().is_some_and(|peer| peer.datagrams == Datagrams::Enabled)
     }
 
-    #[cfg(test)]
     /// Bytes held for incomplete frames.
     pub fn buffered(&self) -> usize {
         self.buffered + self.control.buffered()

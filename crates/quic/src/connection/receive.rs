@@ -162,6 +162,11 @@ pub(super) struct ReceiveStreams {
 }
 
 impl ReceiveStreams {
+    /// Memory of out-of-order data (bytes).
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
     /// Makes a stream a bulk stream after `read` bytes were read in order.
     pub(super) fn make_bulk(&mut self, id: StreamId, read: u64) {
         self.streams.entry(id).or_insert_with(|| ReceiveStream::new(read));

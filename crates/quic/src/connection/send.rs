@@ -18,7 +18,7 @@ use super::{
     StreamChunk,
     readers::{ReadAhead, Reader},
 };
-use crate::{StreamId, held::QueuedBytes};
+use crate::{StreamId, held::HeldBytes};
 
 /// The queue of a bulk stream (bytes), above which its writer is stopped. Smaller: paths run dry; larger:
 /// memory of readers that stop. No measurement (docs/design/streams.md).
@@ -136,7 +136,7 @@ pub(super) struct SendStreams {
     /// The data of ordinary streams that waits for flow control credit (bytes).
     pub(super) ordinary_bytes: usize,
     /// The queues of all streams (bytes).
-    pub(super) queued: QueuedBytes,
+    pub(super) queued: HeldBytes,
 }
 
 impl SendStreams {

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     Read, StreamError, StreamId, UserBytes,
     config::{MAX_REQUESTS, SPARE_REQUESTS},
+    held::{CONNECTION_BYTES, CountedConnection},
     streams::{from_noq, to_noq},
 };
 
@@ -225,9 +226,21 @@ impl Connection {
         self.streams.send.unsent(id)
     }
 
-    /// Counts the bytes that wait in streams for a user, who may hold only so much.
+    /// Counts the memory of the connection for a user, who may hold only so much.
     pub fn set_user(&mut self, user: UserBytes) {
-        self.streams.send.queued.set_user(user);
+        self.streams.send.queued.set_user(user.clone());
+        self.held.set_user(user.clone());
+        self.counted = Some(CountedConnection::new(user));
+        self.count_held(0);
+    }
+
+    /// Counts anew what is held beside the queues of streams: the connection itself, data of bulk streams
+    /// that was sent and is not confirmed or arrived out of order, and these bytes, which the caller holds.
+    pub fn count_held(&mut self, by_caller: usize) {
+        let in_flight: usize = self.paths.iter().map(|path| path.streams.bytes()).sum();
+        // Both share the bytes.
+        let unconfirmed = in_flight.max(self.streams.reinjection.bytes);
+        self.held.set(CONNECTION_BYTES + unconfirmed + self.streams.receive.held() + by_caller);
     }
 
     /// Bytes that can be written to a bulk stream now; after 0, [`Event::StreamWritable`] follows.

@@ -75,6 +75,11 @@ impl MultipathConnection {
         self.recovery.sequencer.as_ref().map(|sequencer| sequencer.counters())
     }
 
+    /// Returns the bytes of received packets that wait for others.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.recovery.sequencer.as_ref().map_or(0, |sequencer| sequencer.resequencer.reorder.held_bytes())
+    }
+
     /// Returns how long after a packet was sent on this connection a later packet of its flow, sent on
     /// another connection over the same links, may overtake it.
     pub(crate) fn max_reordering_delay(&self, connection: &Connection) -> Duration {

@@ -23,6 +23,11 @@ impl RequestStream {
     pub(super) fn new(id: StreamId) -> Self {
         Self { id, capsules: CapsuleReader::new() }
     }
+
+    /// Bytes of an incomplete capsule.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.capsules.buffered()
+    }
 }
 
 impl Server {

@@ -61,8 +61,13 @@ impl<P> Peers<P> {
         self.slots[id.0] = Some(Slot { peer, user, received: false, sends: false, armed: None });
     }
 
-    /// Sets the user of a connection, which was a stranger's. Returns how many connections the user has now.
-    pub(super) fn set_user(&mut self, id: ConnectionHandle, user: &str) -> usize {
+    /// How many connections a user has.
+    pub(super) fn connections_of(&self, user: &str) -> usize {
+        self.turns.connections_of(user)
+    }
+
+    /// Sets the user of a connection, which was a stranger's.
+    pub(super) fn set_user(&mut self, id: ConnectionHandle, user: &str) {
         let number = self.turns.enter(Some(user));
         let Some(slot) = self.slot(id) else { return self.turns.leave(number) };
         let before = std::mem::replace(&mut slot.user, number);
@@ -71,7 +76,6 @@ impl<P> Peers<P> {
             self.mark_sends(id);
         }
         self.turns.leave(before);
-        self.turns.connections(number)
     }
 
     pub(super) fn remove(&mut self, id: ConnectionHandle) -> Option<P> {
@@ -206,10 +210,12 @@ mod tests {
     fn a_user_with_many_connections_gets_as_many_turns_as_one_with_one() {
         let mut peers = peers(102);
         (0..102).for_each(|number| peers.mark_sends(ConnectionHandle(number)));
-        let counts: Vec<_> =
-            (0..100).map(|number| peers.set_user(ConnectionHandle(number), "many")).collect();
-        assert_eq!(counts, (1..=100).collect::<Vec<_>>());
-        assert_eq!(peers.set_user(ConnectionHandle(100), "one"), 1);
+        for count in 1..=100 {
+            peers.set_user(ConnectionHandle(count - 1), "many");
+            assert_eq!(peers.connections_of("many"), count);
+        }
+        peers.set_user(ConnectionHandle(100), "one");
+        assert_eq!(peers.connections_of("one"), 1);
         let mut turns = [0; 102];
         for _ in 0..300 {
             turns[peers.sender().expect("somebody").0] += 1;
@@ -220,11 +226,13 @@ mod tests {
         assert!(turns[..100].iter().all(|turns| *turns == 1), "{turns:?}");
         peers.remove(ConnectionHandle(100));
         peers.insert(ConnectionHandle(100), 0);
-        assert_eq!(peers.set_user(ConnectionHandle(100), "many"), 101);
+        peers.set_user(ConnectionHandle(100), "many");
+        assert_eq!((peers.connections_of("many"), peers.connections_of("one")), (101, 0));
         (0..102).for_each(|number| _ = peers.remove(ConnectionHandle(number)));
         assert_eq!(peers.sender(), None);
         peers.insert(ConnectionHandle(0), 0);
-        assert_eq!(peers.set_user(ConnectionHandle(0), "one"), 1, "users are forgotten with their last one");
+        peers.set_user(ConnectionHandle(0), "one");
+        assert_eq!(peers.connections_of("one"), 1, "users are forgotten with their last one");
     }
 
     #[test]

@@ -181,17 +181,17 @@ impl Server {
             }
             peer.relays.write(connection, relay.stream, data);
         });
-        if self.process_bytes.is_exceeded() {
-            self.end_if_user_holds_most(now, relay.connection);
-        }
+        self.end_if_too_much_is_held(now, relay.connection);
     }
 
-    /// Ends a connection if for nobody more waits than for its user, as more waits than may: clients that
-    /// read nothing on thousands of streams would keep what each stream may hold at least.
-    fn end_if_user_holds_most(&mut self, now: Instant, id: ConnectionHandle) {
+    /// Ends a connection if the process holds more than it may, and for nobody more than for its user.
+    pub(super) fn end_if_too_much_is_held(&mut self, now: Instant, id: ConnectionHandle) {
+        if !self.process_bytes.is_exceeded() {
+            return;
+        }
         let owner = self.peers.get(id).and_then(|peer| peer.owner.as_ref());
         if owner.is_some_and(|owner| self.registry.holds_most(&owner.name)) {
-            let why = "too much waits for this user, who reads too little";
+            let why = "the server has no more memory, and this user holds most of it";
             self.isolated(id, |server| server.close_peer(now, id, h3::code::EXCESSIVE_LOAD, why));
         }
     }

@@ -266,17 +266,22 @@ impl Server {
                 return Err(Rejection::new(421, why));
             }
             None => {
-                peer.owner = Some(user);
-                let count = self.peers.set_user(id, &name);
-                if let Some(connection) = self.endpoint.get(id) {
-                    connection.set_user(self.registry.queues_of(&name));
+                // One that is refused stays a stranger's.
+                let (most, bytes) =
+                    (self.config.auth.limits(&name).max_connections(), self.registry.queues_of(&name));
+                let count = self.peers.connections_of(&name);
+                if most.is_some_and(|most| count >= most) || !bytes.may_connect() {
+                    let reason = format!(
+                        "the user {name} has {count} connections, and no more are allowed or have memory: close some"
+                    );
+                    return Err(Rejection::new(503, reason));
                 }
-                let most = self.config.auth.limits(&name).max_connections();
-                if most.is_some_and(|most| count > most) {
-                    return Err(Rejection::new(
-                        503,
-                        format!("the user {name} has too many connections: {count}"),
-                    ));
+                if let Some(peer) = self.peers.get_mut(id) {
+                    peer.owner = Some(user);
+                }
+                self.peers.set_user(id, &name);
+                if let Some(connection) = self.endpoint.get(id) {
+                    connection.set_user(bytes);
                 }
             }
         }

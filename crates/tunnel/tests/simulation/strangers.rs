@@ -16,7 +16,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{
     Connection, ConnectionHandle, Endpoint, Event, LocalAddress, Read, StreamId, TransportOptions,
 };
-use mpvpn_tunnel::Server;
+use mpvpn_tunnel::{Server, UserLimits};
 use mpvpn_types::{Duration, Instant, LinkId};
 
 use crate::world::{MS, SERVER, TOKEN, World};
@@ -263,6 +263,42 @@ fn a_stranger_has_few_streams_and_a_small_window_until_it_is_authenticated() {
     // A socket of the server itself, which only valid credentials open.
     let (streams, bytes) = allowance(&mut net, relay);
     assert!(streams == 512 && bytes >= 2304 << 10, "of a relay: {streams} streams, {bytes} bytes");
+}
+
+#[test]
+fn a_connection_beyond_those_of_its_user_is_refused_however_often_it_asks() {
+    // Two connections: one, and one that it has replaced.
+    let limits = UserLimits { max_sessions: Some(1), max_classes: 1, ..UserLimits::default() };
+    let mut world = World::with_limits(limits);
+    let mut net = Net::new(&mut world, 10 * MS);
+    let peers = [1, 2, 3].map(|host| {
+        let peer = Peer::new(&world, net.now, &format!("198.51.100.{host}:1000"));
+        net.add(peer.request(authenticated()))
+    });
+    net.run(30 * MS);
+    for peer in peers {
+        net.peers[peer].send_settings();
+        net.wake(peer);
+        net.run(100 * MS);
+    }
+    let [first, second, third] = peers;
+    assert_eq!(
+        (&net.peers[first].responses[..], &net.peers[second].responses[..]),
+        (&[(0, 200)][..], &[(0, 200)][..])
+    );
+    let ask = |net: &mut Net| {
+        net.peers[third].requests.push_back(authenticated());
+        net.wake(third);
+        net.run(100 * MS);
+    };
+    ask(&mut net);
+    assert_eq!(net.peers[third].responses, [(0, 503), (4, 503)]);
+    let now = net.now;
+    net.peers[first].connection().close(now, 0, "enough");
+    net.wake(first);
+    net.run(Duration::from_secs(3));
+    ask(&mut net);
+    assert_eq!(net.peers[third].responses, [(0, 503), (4, 503), (8, 200)], "there is a place again");
 }
 
 #[test]

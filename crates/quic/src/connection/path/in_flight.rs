@@ -15,6 +15,8 @@ use crate::connection::StreamChunk;
 pub(crate) struct StreamsInFlight {
     /// Each with the time at which it left.
     chunks: VecDeque<(Instant, StreamChunk)>,
+    /// Bytes of the chunks.
+    bytes: usize,
     /// When noq last may have retransmitted stream data here.
     retransmitted: Option<Instant>,
 }
@@ -22,7 +24,13 @@ pub(crate) struct StreamsInFlight {
 impl StreamsInFlight {
     /// Adds a chunk that leaves now.
     pub(crate) fn push(&mut self, now: Instant, chunk: StreamChunk) {
+        self.bytes += chunk.data.len();
         self.chunks.push_back((now, chunk));
+    }
+
+    /// The bytes of the chunks.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The number of chunks.
@@ -37,11 +45,14 @@ impl StreamsInFlight {
 
     /// Drops the chunks that left before `newest`, when the newest acknowledged packet was sent.
     pub(crate) fn on_acked(&mut self, newest: Instant) {
-        while self.chunks.pop_front_if(|(sent, _)| *sent < newest).is_some() {}
+        while let Some((_, chunk)) = self.chunks.pop_front_if(|(sent, _)| *sent < newest) {
+            self.bytes -= chunk.data.len();
+        }
     }
 
     /// Takes all chunks, because the path is dead.
     pub(crate) fn take(&mut self) -> Vec<StreamChunk> {
+        self.bytes = 0;
         std::mem::take(&mut self.chunks).into_iter().map(|(_, chunk)| chunk).collect()
     }
 
@@ -75,10 +86,10 @@ mod tests {
         let (mut sent, start) = (StreamsInFlight::default(), Instant::now());
         (0..5).for_each(|n| sent.push(start + n * MS, chunk(4 * u64::from(n))));
         sent.on_acked(start + 3 * MS);
-        assert_eq!((sent.len(), sent.since(1).count()), (2, 1));
+        assert_eq!((sent.len(), sent.since(1).count(), sent.bytes()), (2, 1, 8));
         let places: Vec<u64> = sent.take().iter().map(|chunk| chunk.offset).collect();
         assert_eq!(places, [12, 16]);
-        assert_eq!(sent.len(), 0);
+        assert_eq!((sent.len(), sent.bytes()), (0, 0));
     }
 
     #[test]

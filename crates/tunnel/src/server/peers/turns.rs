@@ -60,13 +60,10 @@ impl Turns {
         number
     }
 
-    /// Removes a connection of this user. Returns how many are left.
-    pub(super) fn leave(&mut self, number: UserNumber) -> usize {
-        let user = &mut self.users[number.0];
-        user.connections -= 1;
-        let left = user.connections;
+    /// Removes a connection of this user.
+    pub(super) fn leave(&mut self, number: UserNumber) {
+        self.users[number.0].connections -= 1;
         self.forget_if_gone(number);
-        left
     }
 
     /// Frees the number of a user without connections, once nothing waits under it.
@@ -81,9 +78,9 @@ impl Turns {
         }
     }
 
-    /// How many connections this user has.
-    pub(super) fn connections(&self, number: UserNumber) -> usize {
-        self.users[number.0].connections
+    /// How many connections the user with this name has.
+    pub(super) fn connections_of(&self, name: &str) -> usize {
+        self.numbers.get(name).map_or(0, |number| self.users[number.0].connections)
     }
 
     /// Adds a connection that has something to send.

@@ -151,7 +151,7 @@ pub(super) fn new_servers(
     let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
     let registry = Registry::new(subnet, subnet6, 200);
     // Twice what one connection may queue, so that only those who have several feel it.
-    registry.set_max_queued(24 << 20);
+    registry.set_max_held(24 << 20);
     let server = |shard: Shard| {
         let mut secret = first_secret.wrapping_add(16 * shard.index());
         let config = ServerConfig {
