@@ -16,6 +16,8 @@ use crate::testbed::{Host, Testbed};
 
 /// The address in every answer.
 pub const ANSWER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
+/// Names in this domain get no answer, as those of a zone whose name servers are gone.
+pub const DEAD_ZONE: &str = "dead.example";
 /// Length of a DNS header, bytes (RFC 1035 §4.1.1).
 const HEADER_BYTES: usize = 12;
 
@@ -78,6 +80,12 @@ fn bind() -> UdpSocket {
 /// Names of addresses, by the reverse domains of the addresses, both as encoded in messages.
 type Names = BTreeMap<Vec<u8>, Vec<u8>>;
 
+/// A query for the IPv4 address of a name (RFC 1035 §4.1).
+pub fn query(id: u16, name: &str) -> Vec<u8> {
+    // Recursion desired; one question, of type A in class IN.
+    [&id.to_be_bytes()[..], &[1, 0, 0, 1, 0, 0, 0, 0, 0, 0], &encoded_name(name), &[0, 1, 0, 1]].concat()
+}
+
 /// A name as a message has it (RFC 1035 §3.1).
 fn encoded_name(name: &str) -> Vec<u8> {
     let labels = name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat());
@@ -85,9 +93,12 @@ fn encoded_name(name: &str) -> Vec<u8> {
 }
 
 fn serve(socket: &UdpSocket, names: &Names, client_addresses: &Mutex<BTreeSet<IpAddr>>, stop: &AtomicBool) {
-    let mut query = [0; 512];
+    let (mut query, dead) = ([0; 512], encoded_name(DEAD_ZONE));
     while !stop.load(Ordering::Relaxed) {
         let Ok((length, from)) = socket.recv_from(&mut query) else { continue };
+        if query[..length].windows(dead.len()).any(|part| part == dead) {
+            continue;
+        }
         if let Some(answer) = answer(&query[..length], names) {
             client_addresses.lock().unwrap_or_else(PoisonError::into_inner).insert(from.ip().to_canonical());
             // A resolver repeats a question whose answer is lost.

@@ -67,6 +67,22 @@ impl IperfServer {
         self.run(testbed, from, to, direction, seconds, &["-P", &flows.to_string()])
     }
 
+    /// The same; each flow sends at most at this rate (Mbit/s).
+    #[expect(clippy::too_many_arguments, reason = "those of `tcp`, and the rate")]
+    pub fn tcp_at(
+        &self,
+        testbed: &Testbed,
+        from: Host,
+        to: &str,
+        flows: u32,
+        megabits: f64,
+        direction: Direction,
+        seconds: u32,
+    ) -> IperfRun {
+        let rate = format!("{}K", (megabits * 1e3) as u64);
+        self.run(testbed, from, to, direction, seconds, &["-P", &flows.to_string(), "-b", &rate])
+    }
+
     /// Starts UDP datagrams of 1200 bytes at `megabits` per second.
     pub fn udp(
         &self,

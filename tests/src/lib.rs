@@ -37,6 +37,7 @@ pub mod prometheus;
 pub mod proxy;
 pub mod quic_bulk;
 pub mod random;
+pub mod rogue;
 pub mod stalled_readers;
 pub mod system;
 pub mod tcpdump;

@@ -6,6 +6,7 @@
 
 mod blocked_udp;
 mod bonding;
+mod budget;
 mod cut;
 mod dashboard_page;
 mod hostile;
