@@ -9,10 +9,9 @@ use std::{
     thread,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use mpvpn_config::{AuthMode, ServerConfig, Site, SiteContent};
 use mpvpn_https::untrusted::{PlainHttpsServer, PlainProtocol};
-use mpvpn_masque::headers::Headers;
 use mpvpn_quic::{OwnSockets, ServerSetup, TransportOptions};
 use mpvpn_tunnel::{
     Authenticate, AuthenticatedUser, RelayRead, Server, ServerConfig as TunnelConfig, ServerEvent, TunnelMode,
@@ -156,7 +155,6 @@ fn echo_server(setup: ServerSetup) -> SocketAddr {
         disabled_extensions: &[],
         dns: vec![IpAddr::from([10, 0, 0, 1])],
         auth: Box::new(Everybody),
-        site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
         hide_wrong_credentials: false,
         max_clients: 64,
         new_secret: Box::new(|| [9; 16]),

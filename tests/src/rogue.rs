@@ -282,8 +282,7 @@ impl Rogue {
             }
             let Some(number) = self.again.pop() else { break };
             let session = number % SESSIONS;
-            if number >= SESSIONS
-                && number < SESSIONS * TUNNELS_OF_SESSION
+            if (SESSIONS..SESSIONS * TUNNELS_OF_SESSION).contains(&number)
                 && !self.secrets.contains_key(&session)
             {
                 // The session that it would join is not there yet.

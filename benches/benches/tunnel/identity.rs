@@ -3,9 +3,7 @@
 
 use std::{net::Ipv4Addr, sync::Arc};
 
-use bytes::Bytes;
 use ipnet::{IpNet, Ipv4Net};
-use mpvpn_masque::headers::Headers;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
 use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Client, ClientConfig, Server, ServerConfig, TunnelMode};
@@ -80,7 +78,6 @@ impl Identity {
             disabled_extensions: &[],
             dns: Vec::new(),
             auth: Box::new(AcceptAnyToken),
-            site: Box::new(|_| (Headers::response(404), Bytes::new())),
             hide_wrong_credentials: false,
             max_clients: 65_000,
             new_secret: Box::new(move || {

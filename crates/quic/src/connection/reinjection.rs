@@ -136,7 +136,7 @@ pub(super) struct ReinjectionLog {
     streams: FxHashMap<StreamId, SentStream>,
     /// Streams with kept data.
     non_empty: BTreeSet<StreamId>,
-    bytes: usize,
+    pub(super) bytes: usize,
     /// Bytes that were ever sent.
     pub(super) sent: u64,
 }
