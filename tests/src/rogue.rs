@@ -98,7 +98,7 @@ impl Counts {
     }
 }
 
-/// What a connection does beside having a tunnel.
+/// The misuse of a connection beside its tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attack {
     /// Downloads of which nothing is read.
@@ -282,9 +282,8 @@ impl Rogue {
             }
             let Some(number) = self.again.pop() else { break };
             let session = number % SESSIONS;
-            if (SESSIONS..SESSIONS * TUNNELS_OF_SESSION).contains(&number)
-                && !self.secrets.contains_key(&session)
-            {
+            let joins = (SESSIONS..SESSIONS * TUNNELS_OF_SESSION).contains(&number);
+            if joins && !self.secrets.contains_key(&session) {
                 // The session that it would join is not there yet.
                 self.again.insert(0, number);
                 break;

@@ -131,7 +131,7 @@ pub struct Connection {
     limits_when_trusted: Option<StreamLimits>,
     /// Its entry among the strangers, until the endpoint removes it.
     stranger: Option<StrangerId>,
-    /// What is held beside the queues of streams; see [`Self::count_held`].
+    /// Memory beside the queues of streams; see [`Self::count_held`].
     held: HeldBytes,
     counted: Option<CountedConnection>,
 }

@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// What a connection takes at least (bytes): 59 KiB of an idle one, measured (docs/performance.md). Smaller:
+/// The least memory of a connection (bytes): 59 KiB of an idle one, measured (docs/performance.md). Smaller:
 /// connections that are opened and left take more than is counted; larger: users may have fewer.
 pub(crate) const CONNECTION_BYTES: usize = 60 << 10;
 

@@ -20,7 +20,7 @@ use mpvpn_types::{Duration, LinkId, PathId};
 use crate::{
     MAX_BOOKKEEPING, MAX_HELD, heap,
     rogue::{Rogue, Targets, context, cpu_time, every_extension, raw_capsule, varints},
-    world::MS,
+    world::{MS, World},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -342,7 +342,9 @@ fn downloads_that_are_never_read() {
 
 #[test]
 fn downloads_that_are_never_read_over_many_connections() {
-    let mut rogue = Rogue::new(FlowControlWindows { stream: 4000, connection: 100_000 });
+    // Twice what one connection may queue, so that only those who have several feel it.
+    let windows = FlowControlWindows { stream: 4000, connection: 100_000 };
+    let mut rogue = Rogue::in_world(World::with_memory(24 << 20), windows);
     rogue.targets = Targets::Flood;
     let connections: Vec<usize> = (0..20).map(|_| rogue.connect()).collect();
     connections.iter().for_each(|at| rogue.ask_for_tunnel(*at, every_extension("rogue", 0), None));

@@ -204,6 +204,11 @@ impl World {
         Self::with_users(Users { limits, ..Users::default() })
     }
 
+    /// A server with so much memory (bytes).
+    pub fn with_memory(bytes: usize) -> Self {
+        Self::with_users(Users { max_held: Some(bytes), ..Users::default() })
+    }
+
     /// A server with rules for the packets of its users. The test answers its requests in `filter_requests`.
     pub fn with_rules_of_users() -> Self {
         Self::with_users(Users { have_rules: true, ..Users::default() })

@@ -35,6 +35,8 @@ impl Identity {
 pub(super) struct Users {
     pub(super) limits: UserLimits,
     pub(super) have_rules: bool,
+    /// The memory of the server (bytes), if it is less than usual.
+    pub(super) max_held: Option<usize>,
 }
 
 impl Authenticate for Users {
@@ -150,8 +152,8 @@ pub(super) fn new_servers(
     let setup = server_setup(identity, FlowControlWindows::default());
     let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
     let registry = Registry::new(subnet, subnet6, 200);
-    // Twice what one connection may queue, so that only those who have several feel it.
-    registry.set_max_held(24 << 20);
+    // Twice what 800 connections of a user take.
+    registry.set_max_held(users.max_held.unwrap_or(128 << 20));
     let server = |shard: Shard| {
         let mut secret = first_secret.wrapping_add(16 * shard.index());
         let config = ServerConfig {
