@@ -31,6 +31,7 @@ use mpvpn_users::{
 };
 use proptest::prelude::*;
 
+// The CA of the tests of `https`, which makes certificates by `rcgen::CertificateParams`.
 #[path = "../../https/src/tests/client_ca.rs"]
 mod client_ca;
 
@@ -54,7 +55,7 @@ const TARGET: &str = "target.example:80";
 const USERS: [&str; 3] = ["alice", "bob", "carol"];
 const QUOTA: u64 = 5_000_000;
 
-/// What shards are told: users without access, with the reasons, and certificates that were revoked.
+/// Messages to shards: users without access, with the reasons, and certificates that were revoked.
 type Ended = Arc<(BTreeMap<String, String>, BTreeSet<CertificateId>)>;
 
 /// The credentials of a user: the `authorization` field, or a certificate. For that of a TCP connection the

@@ -11,7 +11,7 @@
 //! short, whose own form the crate `server` tests (`access_tests`): each request shows a token that is valid
 //! now; connections are closed when their token has ended; and when another connection has replaced them.
 //!
-//! What always holds is in [`World::ask`] and [`World::check`].
+//! The properties that always hold are in [`World::ask`] and [`World::check`].
 
 use std::collections::VecDeque;
 

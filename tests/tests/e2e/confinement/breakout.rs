@@ -94,8 +94,8 @@ impl<'a> Victims<'a> {
         self.testbed.start_program(host, all[0], &all[1..], socket)
     }
 
-    /// The folders in which a process attempts to read and to make files: one of each kind in the table, those
-    /// that the table names, and all at the top.
+    /// The folders in which a process attempts to read and to make files: one of each kind in the table,
+    /// those that the table names, and all at the top.
     fn folders(&self) -> Vec<PathBuf> {
         let top = fs::read_dir("/").expect("it is there").flatten();
         let top = top.filter_map(|entry| fs::canonicalize(entry.path()).ok()).filter(|path| path.is_dir());
@@ -142,8 +142,8 @@ fn a_process_of_root_that_was_taken_over_does_no_harm() {
     assert_eq!(made, <[Vec<String>; 3]>::default(), "server, client, proxy");
 }
 
-/// The attempts of a process that were not refused, without those in folders and at kernel parameters, some of
-/// which it may change: the table says which.
+/// The attempts of a process that were not refused, without those in folders and at kernel parameters, some
+/// of which it may change: the table says which.
 fn harm(victims: &Victims<'_>, process: &MpvpnProcess) -> Vec<String> {
     let is_in_table = |made: &String| made.starts_with("read in ") || made.starts_with("change in ");
     victims.successes(process.id()).into_iter().filter(|made| !is_in_table(made)).collect()

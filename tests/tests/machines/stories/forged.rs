@@ -64,8 +64,8 @@ ln -sf /etc/victims/file instances/100
 for place in a_pipe.json instances/101 kill-switch/a_pipe.json; do [ -e $place ] || mkfifo $place; done
 for place in an_end.json instances/102 kill-switch/an_end.json; do ln -sf /dev/zero $place; done
 "#;
-/// What root's command may take: 4 GB of memory, so that a mistake does not take all of the machine, and a
-/// minute.
+/// The command of root, which may take 4 GB of memory, so that a mistake does not take all of the machine,
+/// and a minute.
 const RESET: &str = "ulimit -v 4000000; mpvpn reset";
 const RESET_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -81,7 +81,7 @@ pub(super) fn run() {
 
     step("mpvpn reset takes back what a killed client left, and nothing else", || {
         start(client, &link);
-        kill_and_forge(client);
+        kill_and_leave_records(client);
         let output = client.output(RESET_TIMEOUT, &["sh", "-c", RESET]);
         let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         assert!(output.status.code().is_some_and(|code| code < 100), "{}: {said:?}", output.status);
@@ -90,23 +90,23 @@ pub(super) fn run() {
         assert_eq!(client.shell(LOOK), victims);
     });
     step("the service starts beside them", || {
-        forge(client);
+        leave_forged_records(client);
         start(client, &link);
         assert_eq!(client.shell(LOOK), victims);
     });
     step("mpvpn setup remove", || {
-        kill_and_forge(client);
+        kill_and_leave_records(client);
         client.run(&["mpvpn", "setup", "remove", "--yes"]);
         is_clean(client);
         assert_eq!(client.shell(LOOK), victims);
     });
     step("apt remove, and apt purge", || {
         start(client, &link);
-        kill_and_forge(client);
+        kill_and_leave_records(client);
         client.run(&["apt-get", "remove", "--yes", "mpvpn"]);
         is_clean(client);
         assert_eq!(client.shell(LOOK), victims);
-        forge(client);
+        leave_forged_records(client);
         client.run(&["apt-get", "purge", "--yes", "mpvpn"]);
         assert_eq!(client.shell(LOOK), victims);
         let differences = before.differences(&Snapshot::take(client));
@@ -124,13 +124,13 @@ fn start(client: &Machine, link: &str) {
 }
 
 /// Kills the client, so that its own journal stays, and leaves the forged records beside it.
-fn kill_and_forge(client: &Machine) {
+fn kill_and_leave_records(client: &Machine) {
     client.shell("systemctl kill --signal=KILL mpvpn-client; systemctl stop mpvpn-client");
     assert!(!client.shell("ls /run/mpvpn/netns-*/mpvpn0.json").is_empty(), "it has left its journal");
-    forge(client);
+    leave_forged_records(client);
 }
 
-fn forge(client: &Machine) {
+fn leave_forged_records(client: &Machine) {
     client.run(&AS_SERVICE);
 }
 

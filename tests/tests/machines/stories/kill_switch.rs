@@ -1,4 +1,5 @@
-//! The kill switch from the moment at which the network is there to the end of the package, for both families.
+//! The kill switch from the moment at which the network is there to the end of the package, for both
+//! families.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 

@@ -153,8 +153,8 @@ fn revoke(server: &Machine, alpha: &Machine, beta: &Machine) {
     assert!(journal.contains("revoked"), "the client is not told why its session ended:\n{journal}");
 }
 
-/// The user, the capabilities and the bounding set of the unit, as hexadecimal numbers, of the process of a unit
-/// and of its helper. Panics unless both can get no others, and have a filter of system calls.
+/// The user, the capabilities and the bounding set of the unit, as hexadecimal numbers, of the process of a
+/// unit and of its helper. Panics unless both can get no others, and have a filter of system calls.
 fn rights(machine: &Machine, unit: &str) -> Vec<String> {
     let script = r#"
         main=$(systemctl show --property MainPID --value $0)
