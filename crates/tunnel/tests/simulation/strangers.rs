@@ -16,7 +16,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{
     Connection, ConnectionHandle, Endpoint, Event, LocalAddress, Read, StreamId, TransportOptions,
 };
-use mpvpn_tunnel::{Server, UserLimits};
+use mpvpn_tunnel::{Server, ServerEvent, UserLimits};
 use mpvpn_types::{Duration, Instant, LinkId};
 
 use crate::world::{MS, SERVER, TOKEN, World};
@@ -198,6 +198,13 @@ impl Net {
         self.server.handle_batch(now);
         if self.server.poll_timeout().is_some_and(|at| at <= now) {
             self.server.handle_timeout(now);
+        }
+        // The site has no pages.
+        while let Some(event) = self.server.poll_event() {
+            if let ServerEvent::Visit { visit, .. } = event {
+                self.server.visit_respond(visit, &Headers::response(404));
+                self.server.visit_finish(now, visit);
+            }
         }
         let by_address: BTreeMap<_, _> =
             self.peers.iter().enumerate().map(|(number, peer)| (peer.address, number)).collect();
