@@ -1,4 +1,8 @@
-use std::{error::Error as StdError, process::ExitCode};
+use std::{
+    error::Error as StdError,
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use mpvpn_error::RunError;
 use mpvpn_identity::tls::CertificateRefusal;
@@ -70,7 +74,8 @@ impl Failure {
 
     /// Prints the failure to stderr.
     pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("{}", self.text());
+        // Where stderr is a file on a full disk, the exit code still says it.
+        let _ = writeln!(io::stderr(), "{}", self.text());
         ExitCode::from(self.exit_code)
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::{
+    fs::File,
     io::Read,
     path::Path,
     process::{Command, Output, Stdio},
@@ -263,6 +264,17 @@ fn bad_usage_goes_to_stderr_with_code_2() {
         let text = stderr(&output);
         assert!(text.starts_with("mpvpn: ") && text.contains("\n  next: "), "{args:?}: {text}");
     }
+}
+
+#[test]
+fn a_full_disk_under_the_log_changes_no_exit_code() {
+    // It logs a warning, and fails: nobody has this address (RFC 5737).
+    let args = ["proxy", "--server", "127.0.0.1:4433", "--insecure", "--socks5", "192.0.2.77:1080"];
+    let usual = mpvpn(&args);
+    assert!(stderr(&usual).contains("WARN --insecure") && code(&usual) != 0, "{usual:?}");
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let status = Command::new(env!("CARGO_BIN_EXE_mpvpn")).args(args).stderr(full).status().unwrap();
+    assert_eq!(status.code(), usual.status.code());
 }
 
 #[test]

@@ -335,13 +335,10 @@ impl Liveness {
         }
     }
 
-    /// The peer reported that data moves there, which makes heartbeats dense until `until`; or that none does
-    /// (`None`).
-    pub fn on_peer_traffic(&mut self, now: Instant, until: Option<Instant>) {
-        if until.is_some() {
-            self.begin_dense(now);
-        }
-        self.peer_traffic_until = until;
+    /// The peer reported that data moves there, which makes heartbeats dense until `until`.
+    pub fn on_peer_traffic(&mut self, now: Instant, until: Instant) {
+        self.begin_dense(now);
+        self.peer_traffic_until = Some(until);
     }
 
     /// Sets the smoothed round-trip time, its variation and the share of lost packets (0 to 1).

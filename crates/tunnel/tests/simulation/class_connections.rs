@@ -9,7 +9,8 @@ use mpvpn_packet::{ip, tcp_flags};
 use mpvpn_packets::{Packet, Tcp};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{
-    ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientState, SessionReport, UserLimits,
+    ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientState, PathReport, SessionReport,
+    UserLimits,
 };
 use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 
@@ -665,6 +666,29 @@ fn a_class_in_which_nothing_moves_learns_from_the_others_that_a_link_is_silent()
     stage.world.run(MINUTE);
     let asleep = [ClientState::Up, ClientState::Asleep, ClientState::Asleep];
     assert_eq!(stage.states(), asleep, "being asked is no use of a class");
+}
+
+#[test]
+fn a_class_that_looks_after_its_links_takes_none_that_works_for_silent() {
+    let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS), (100, 14 * MS)]);
+    stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
+    stage.world.run(10 * SECOND);
+    let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let (own, to) = stage.ends(9);
+    for round in 0..1000 {
+        if round < 10 {
+            stage.world.client_sends(stage.client, Packet::between(own, to).udp(b"default"));
+        }
+        stage.world.run(10 * MS);
+        let now = stage.now();
+        for (class, report) in stage.connections().reports(now) {
+            let works = |path: &PathReport| {
+                path.link.is_some_and(|link| link.uplink() == LinkId(0)) || path.state != PathState::Down
+            };
+            assert!(report.paths.iter().all(works), "{class:?}, after {round} × 10 ms: {:?}", report.paths);
+        }
+    }
 }
 
 /// A class with two links whose first one falls silent; nobody uses the class until it sleeps. `traffic`:
