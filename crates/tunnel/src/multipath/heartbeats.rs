@@ -31,9 +31,9 @@ const fn heartbeats(count: u32) -> Duration {
 /// than `LivenessConfig::DENSE_DURATION`, so the last dense heartbeats say that no data moves any more.
 /// Larger: both ends stay dense for longer. Smaller: heartbeats of the peer become sparse in short pauses.
 const ACTIVE_FOR: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(heartbeats(5));
-/// How long a report that says "active" keeps this end's heartbeats dense (0.5 s): as long as those of the peer
-/// stay dense after its last such report. Smaller or larger: one end misses heartbeats that the other sends no
-/// longer, and takes the path for dead.
+/// How long a report that says "active" keeps this end's heartbeats dense (0.5 s): as long as those of the
+/// peer stay dense after its last such report. Smaller or larger: one end misses heartbeats that the other
+/// sends no longer, and takes the path for dead.
 const PEER_ACTIVE_FOR: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(ACTIVE_FOR);
 /// Bounds of the time without a report, while data moves, after which it is unknown which packets reach the
 /// peer (0.4 to 1 s; between them the timeout of the slowest path decides). Smaller: false alarms. Larger:
