@@ -34,7 +34,7 @@ use std::{
 
 use mpvpn_api::{DashboardLink, RequestHandler};
 use mpvpn_config::{ClientConfig, ServerConfig};
-use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
+use mpvpn_http::limiter::{ClientNetwork, Limiter, RefusalLog, Slot};
 use mpvpn_identity::{
     identity::Identity,
     tls::{self, ServerCertificates},
@@ -197,7 +197,7 @@ impl Dashboard {
             tls: self.tls,
         });
         // All browsers of a machine have one address, so that the limit of all is that of each.
-        let limiter = ConnectionLimiter::new(MAX_CONNECTIONS, usize::MAX);
+        let limiter = Limiter::new(MAX_CONNECTIONS, usize::MAX);
         let mut connections = JoinSet::new();
         connections.spawn({
             let site = Arc::clone(&site);

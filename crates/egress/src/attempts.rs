@@ -171,7 +171,7 @@ mod tests {
 
     use mpvpn_os::poll::Events;
 
-    use mpvpn_http::limiter::ConnectionLimiter;
+    use mpvpn_http::limiter::Limiter;
 
     use super::*;
 
@@ -192,8 +192,7 @@ mod tests {
         // Nothing polls the attempts, so they stay in progress.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
-        let (poller, budget, mut now) =
-            (Poller::new().unwrap(), ConnectionLimiter::new(2, 2), Instant::now());
+        let (poller, budget, mut now) = (Poller::new().unwrap(), Limiter::new(2, 2), Instant::now());
         let permit = budget.try_acquire("anna".into()).unwrap();
         let mut attempts = Attempts::new(now, [to; 4]);
         let advance = |attempts: &mut Attempts, now| {
@@ -218,7 +217,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let good = listener.local_addr().unwrap();
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (poller, budget, now) = (Poller::new().unwrap(), ConnectionLimiter::new(9, 9), Instant::now());
+        let (poller, budget, now) = (Poller::new().unwrap(), Limiter::new(9, 9), Instant::now());
         let permit = budget.try_acquire("anna".into()).unwrap();
         let mut attempts = Attempts::new(now, [closed, good]);
         let mut events = Events::with_capacity(4);
@@ -236,7 +235,7 @@ mod tests {
     #[test]
     fn the_failure_that_says_most_is_told() {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (poller, budget, now) = (Poller::new().unwrap(), ConnectionLimiter::new(9, 9), Instant::now());
+        let (poller, budget, now) = (Poller::new().unwrap(), Limiter::new(9, 9), Instant::now());
         let permit = budget.try_acquire("anna".into()).unwrap();
         // Connecting to a multicast address always fails.
         let mut attempts = Attempts::new(now, [closed, "[ff02::1]:1".parse().unwrap()]);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use mpvpn_http::limiter::{ConnectionLimiter, Slot};
+use mpvpn_http::limiter::{Limiter, Slot};
 use mpvpn_names::resolver::MAX_CONCURRENT_LOOKUPS;
 use mpvpn_os::limits;
 
@@ -18,14 +18,14 @@ const MAX_LOOKUPS: usize = 4096;
 const MAX_LOOKUPS_PER_USER: usize = MAX_CONCURRENT_LOOKUPS / 2;
 
 /// A limit of what users have.
-pub type UserLimiter = Arc<ConnectionLimiter<Arc<str>>>;
+pub type UserLimiter = Arc<Limiter<Arc<str>>>;
 /// One unit of it; returned when dropped.
 pub(super) type Permit = Slot<Arc<str>>;
 
 /// The limits of relays, as configured, but not more than the process may open descriptors. Raises the
 /// process's limit first.
 pub fn relay_limiter(max_relays: u32, max_user_relays: u32) -> UserLimiter {
-    ConnectionLimiter::new(most_relays(max_relays), max_user_relays as usize)
+    Limiter::new(most_relays(max_relays), max_user_relays as usize)
 }
 
 fn most_relays(max_relays: u32) -> usize {
@@ -46,7 +46,7 @@ fn most_relays(max_relays: u32) -> usize {
 
 /// The limits of name lookups.
 pub fn lookup_limiter() -> UserLimiter {
-    ConnectionLimiter::new(MAX_LOOKUPS, MAX_LOOKUPS_PER_USER)
+    Limiter::new(MAX_LOOKUPS, MAX_LOOKUPS_PER_USER)
 }
 
 #[cfg(test)]

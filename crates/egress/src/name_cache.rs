@@ -105,7 +105,7 @@ impl<W: Ord + Copy> NameCache<W> {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_http::limiter::ConnectionLimiter;
+    use mpvpn_http::limiter::Limiter;
 
     use super::*;
 
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_name_is_asked_for_once_and_all_who_wait_are_told() {
         let (mut names, now) = (NameCache::new(), Instant::now());
-        let budget = ConnectionLimiter::new(10, 10);
+        let budget = Limiter::new(10, 10);
         assert!(!names.add_waiter("a", 1));
         names.start_lookup("a", 1, budget.try_acquire("anna".into()).unwrap());
         assert!(names.add_waiter("a", 2) && names.add_waiter("a", 3) && !names.add_waiter("b", 4));

@@ -7,13 +7,15 @@ use std::{
 
 use bytes::Bytes;
 use mpvpn_access::AccessRule;
-use mpvpn_http::limiter::ConnectionLimiter;
+use mpvpn_http::limiter::Limiter;
 use mpvpn_input::rules::Ports;
 use mpvpn_names::resolver::{Resolver, resolver};
 use mpvpn_os::poll::{Events, PollWaker};
 use mpvpn_sockets::splice::StreamRead;
 
 use super::*;
+
+mod udp;
 
 const LONG: Duration = Duration::from_secs(20);
 const MB: usize = 1 << 20;
@@ -120,7 +122,7 @@ impl World {
     fn new() -> Self {
         let here = ["127.0.0.1/32", "::1/128"].map(|net| net.parse().unwrap());
         let rule = AccessRule { allow: true, users: vec![], to: here.into(), ports: vec![] };
-        Self::with(vec![rule], ConnectionLimiter::new(100, 50))
+        Self::with(vec![rule], Limiter::new(100, 50))
     }
 
     fn with(rules: Vec<AccessRule>, budget: UserLimiter) -> Self {
@@ -132,7 +134,7 @@ impl World {
             addresses: Box::new(|| Ok(vec!["203.0.113.7".parse().unwrap()])),
             resolver: names.client(wake.clone()),
             relays: budget.clone(),
-            lookups: ConnectionLimiter::new(100, 2),
+            lookups: Limiter::new(100, 2),
         };
         Self {
             egress: Egress::new(Instant::now(), setup).unwrap(),
@@ -259,6 +261,14 @@ impl Drop for World {
         // A resolver that still waits for a name server is left to the end of the process.
         drop(self.thread.take());
     }
+}
+
+/// Opens a UDP flow to `to`, with payloads that the client sends before it is established.
+fn flow(world: &mut World, id: u32, to: &str, early: &[&[u8]]) {
+    let now = world.now();
+    let asked = ("anna", to.parse().unwrap(), Transport::Udp);
+    world.egress.connect(now, &world.poller, &mut world.relays, id, asked);
+    early.iter().for_each(|payload| world.egress.send_payload(now, id, payload));
 }
 
 fn noise(length: usize) -> Vec<u8> {
@@ -512,7 +522,7 @@ fn why_there_is_no_connection_is_told() {
 fn this_machine_is_reached_by_none_of_its_addresses() {
     let all = local_address_reader().unwrap()().unwrap();
     assert!(all.iter().any(IpAddr::is_loopback), "{all:?}");
-    let mut world = World::with(vec![], ConnectionLimiter::new(9, 9));
+    let mut world = World::with(vec![], Limiter::new(9, 9));
     world.egress.access = Arc::default();
     world.egress.local_addresses = LocalAddresses::new(world.now(), local_address_reader().unwrap()).unwrap();
     for ip in all {
@@ -531,7 +541,7 @@ fn rules_are_about_users_and_ports() {
         to: vec!["127.0.0.1/32".parse().unwrap()],
         ports: vec![Ports::new(to.port, to.port).unwrap()],
     };
-    let mut world = World::with(vec![rule], ConnectionLimiter::new(9, 9));
+    let mut world = World::with(vec![rule], Limiter::new(9, 9));
     let now = Instant::now();
     world.egress.connect(now, &world.poller, &mut world.relays, 1, ("anna", to.clone(), Transport::Tcp));
     assert_eq!(world.failure(1).0, ProxyError::Prohibited);
@@ -556,7 +566,7 @@ fn rules_that_do_not_name_an_address_of_the_machine_do_not_lead_there() {
     let web = [Ports::new(port, port).unwrap()];
     for broad in [rule(&[], &[]), rule(&[], &web), rule(&["127.0.0.0/8"], &[]), rule(&["0.0.0.0/0"], &web)] {
         let shown = format!("{broad:?}");
-        let mut world = World::with(vec![rule(&["127.0.0.1/32"], &[]), broad], ConnectionLimiter::new(9, 9));
+        let mut world = World::with(vec![rule(&["127.0.0.1/32"], &[]), broad], Limiter::new(9, 9));
         let now = world.now();
         for (name, answer) in [
             ("own.example", &["127.0.0.2"][..]),
@@ -623,7 +633,7 @@ fn a_name_of_the_hosts_file_leads_to_the_address_that_listens() {
 
 #[test]
 fn a_name_leads_nowhere_that_its_addresses_must_not() {
-    let mut world = World::with(vec![], ConnectionLimiter::new(9, 9));
+    let mut world = World::with(vec![], Limiter::new(9, 9));
     world.resolve();
     world.connect(1, "localhost:80");
     let (failure, reason) = world.failure(1);
@@ -673,7 +683,7 @@ fn the_next_address_is_tried_when_the_first_is_dead() {
 
 #[test]
 fn limits_hold_for_a_user_for_all_and_for_names() {
-    let mut world = World::with(vec![], ConnectionLimiter::new(3, 2));
+    let mut world = World::with(vec![], Limiter::new(3, 2));
     let connect = |world: &mut World, id: u32, user: &str, to: &str| {
         let (now, to) = (world.now(), to.parse().unwrap());
         world.egress.connect(now, &world.poller, &mut world.relays, id, (user, to, Transport::Tcp));
@@ -739,102 +749,4 @@ fn tokens_of_the_past_are_ignored() {
     }
     assert_eq!(world.egress.open_connections, 1);
     assert!(!world.relays.stream(2).is_aborted);
-}
-
-/// Opens a UDP flow to `to`, with payloads that the client sends before it is established.
-fn flow(world: &mut World, id: u32, to: &str, early: &[&[u8]]) {
-    let now = world.now();
-    let asked = ("anna", to.parse().unwrap(), Transport::Udp);
-    world.egress.connect(now, &world.poller, &mut world.relays, id, asked);
-    early.iter().for_each(|payload| world.egress.send_payload(now, id, payload));
-}
-
-fn udp_target() -> UdpSocket {
-    let target = UdpSocket::bind("127.0.0.1:0").unwrap();
-    target.set_read_timeout(Some(LONG)).unwrap();
-    target
-}
-
-#[test]
-fn payloads_go_to_the_target_and_only_its_own_come_back() {
-    let mut world = World::new();
-    world.resolve();
-    let target = udp_target();
-    let port = target.local_addr().unwrap().port();
-    // The name is not cached yet, so the payloads wait.
-    flow(&mut world, 1, &format!("localhost:{port}"), &[b"first", b""]);
-    world.until("a flow", |world| world.relays.stream(1).is_open);
-    let mut buffer = [0; 2000];
-    let (length, from) = target.recv_from(&mut buffer).unwrap();
-    assert_eq!(&buffer[..length], b"first");
-    assert_eq!(target.recv_from(&mut buffer).unwrap(), (0, from));
-    udp_target().send_to(b"not the target", from).unwrap();
-    for n in 0..60_u8 {
-        target.send_to(&[n; 1200], from).unwrap();
-    }
-    target.send_to(b"", from).unwrap();
-    world.until("payloads", |world| world.relays.stream(1).payloads.len() > 60);
-    let got = &world.relays.stream(1).payloads;
-    assert!(got[60].is_empty());
-    assert!(
-        got[..60].iter().zip(0..).all(|(payload, n)| *payload == [n; 1200]),
-        "other payloads, or another order"
-    );
-    assert_eq!(
-        (world.egress.open_udp_flows, world.egress.open_connections, world.budget.in_use()),
-        (1, 0, 1)
-    );
-    world.egress.on_client_gone(1);
-    assert_eq!(world.egress.open_udp_flows, 0);
-    world.is_empty();
-}
-
-#[test]
-fn a_port_where_nobody_listens_ends_no_flow() {
-    let mut world = World::new();
-    let target = udp_target();
-    let to = target.local_addr().unwrap();
-    drop(target);
-    flow(&mut world, 1, &to.to_string(), &[]);
-    for _ in 0..5 {
-        let now = world.now();
-        world.egress.send_payload(now, 1, b"anybody?");
-        world.turn();
-    }
-    assert!(world.relays.stream(1).is_open && !world.relays.stream(1).is_aborted);
-    let target = UdpSocket::bind(to).unwrap();
-    target.set_read_timeout(Some(LONG)).unwrap();
-    let now = world.now();
-    world.egress.send_payload(now, 1, b"now?");
-    assert_eq!(target.recv(&mut [0; 10]).unwrap(), 4, "the error was about an earlier payload");
-}
-
-#[test]
-fn a_flow_of_udp_ends_when_it_is_silent_for_long() {
-    let mut world = World::new();
-    let target = udp_target();
-    flow(&mut world, 1, &target.local_addr().unwrap().to_string(), &[]);
-    for _ in 0..3 {
-        world.skipped += Duration::from_secs(150);
-        world.turn();
-        let now = world.now();
-        world.egress.send_payload(now, 1, b"still here");
-    }
-    assert!(!world.relays.stream(1).is_aborted);
-    world.skipped += Duration::from_secs(181);
-    world.turn();
-    assert!(world.relays.stream(1).is_aborted);
-    world.is_empty();
-}
-
-#[test]
-fn udp_leads_nowhere_that_tcp_may_not_and_counts_like_it() {
-    let mut world = World::with(vec![], ConnectionLimiter::new(9, 9));
-    for to in ["127.0.0.1:53", "10.0.0.1:53", "10.9.0.2:53", "[::ffff:192.168.0.1]:53", "203.0.113.7:53"] {
-        flow(&mut world, 1, to, &[b"no"]);
-        assert_eq!(world.failure(1).0, ProxyError::Prohibited, "{to}");
-    }
-    let mut world = World::with(vec![], ConnectionLimiter::new(9, 0));
-    flow(&mut world, 1, "198.51.100.1:53", &[]);
-    assert_eq!(world.failure(1).0, ProxyError::Busy);
 }

@@ -58,7 +58,7 @@ pub enum LimitReached {
 
 /// A pool of slots.
 #[derive(Debug)]
-pub struct ConnectionLimiter<K> {
+pub struct Limiter<K> {
     max_total: usize,
     max_per_key: usize,
     state: Mutex<LimiterState<K>>,
@@ -98,7 +98,7 @@ impl<K: Clone + Eq + Hash> LimiterState<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
+impl<K: Clone + Eq + Hash> Limiter<K> {
     /// A pool of `max_total` slots, of which one key may hold `max_per_key`.
     pub fn new(max_total: usize, max_per_key: usize) -> Arc<Self> {
         let state = LimiterState { next: 0, in_use: 0, slots: HashMap::new() };
@@ -162,14 +162,14 @@ impl<K: Clone + Eq + Hash> ConnectionLimiter<K> {
 /// A slot in use.
 #[derive(Debug)]
 pub struct Slot<K: Clone + Eq + Hash> {
-    limiter: Arc<ConnectionLimiter<K>>,
+    limiter: Arc<Limiter<K>>,
     number: u64,
     key: K,
     evicted: Arc<Notify>,
 }
 
 impl<K: Clone + Eq + Hash> Slot<K> {
-    /// Whose slot it is.
+    /// The key that holds the slot.
     pub fn key(&self) -> &K {
         &self.key
     }
@@ -179,7 +179,7 @@ impl<K: Clone + Eq + Hash> Slot<K> {
         self.limiter.try_acquire(self.key.clone())
     }
 
-    /// Notified once, when the slot is given to another connection.
+    /// Notified once, when the slot is given to another key.
     pub fn evicted(&self) -> Arc<Notify> {
         Arc::clone(&self.evicted)
     }
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn nobody_takes_all_the_room_and_what_is_left_is_free_again() {
-        let limiter = ConnectionLimiter::new(4, 2);
+        let limiter = Limiter::new(4, 2);
         let (a, b) = (source("192.0.2.1"), source("192.0.2.2"));
         let first = [limiter.try_acquire(a).unwrap(), limiter.try_acquire(a).unwrap()];
         assert_eq!(limiter.try_acquire(a).unwrap_err(), LimitReached::PerKey(2));
@@ -252,7 +252,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_waited_longest_makes_room() {
-        let limiter = ConnectionLimiter::new(2, 2);
+        let limiter = Limiter::new(2, 2);
         let oldest = limiter.acquire_evicting(source("192.0.2.1")).unwrap();
         let other = limiter.acquire_evicting(source("192.0.2.2")).unwrap();
         let _new = limiter.acquire_evicting(source("192.0.2.3")).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     #[tokio::test]
     async fn who_holds_most_loses_its_oldest_task() {
         use std::future::pending;
-        let limiter = ConnectionLimiter::new(8, 8);
+        let limiter = Limiter::new(8, 8);
         assert!((0..8).all(|_| limiter.spawn(1, pending())));
         assert!(!limiter.spawn(1, pending()), "it would lose one of its own");
         let held = || [1, 2, 3].map(|key| limiter.state().slots.get(&key).map_or(0, VecDeque::len));
@@ -284,7 +284,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_slot_is_free_when_its_task_has_ended() {
-        let limiter = ConnectionLimiter::new(2, 2);
+        let limiter = Limiter::new(2, 2);
         for _ in 0..10 {
             assert!(limiter.spawn(1, async {}) && limiter.spawn(2, async {}));
             tokio::task::yield_now().await;

@@ -23,7 +23,7 @@ use http::{Request, Response};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use mpvpn_error::RunError;
-use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, Slot};
+use mpvpn_http::limiter::{ClientNetwork, Limiter, Slot};
 use mpvpn_identity::{
     random,
     tls::{self, ServerCertificates},
@@ -80,7 +80,7 @@ pub(super) struct Gateway {
     quic: SocketAddr,
     setup: ClientSetup,
     loopback_clients: LoopbackClients,
-    limiter: Arc<ConnectionLimiter<ClientNetwork>>,
+    limiter: Arc<Limiter<ClientNetwork>>,
     buffers: Arc<Mutex<IoBuffers>>,
 }
 
@@ -103,8 +103,7 @@ impl Gateway {
         };
         let setup =
             ClientSetup::new(tls, &options, &random::<32>().map_err(RunError::io("get random numbers"))?)?;
-        let (limiter, buffers) =
-            (ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_NETWORK), Arc::default());
+        let (limiter, buffers) = (Limiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_NETWORK), Arc::default());
         Ok(Arc::new(Self { quic, setup, loopback_clients, limiter, buffers }))
     }
 

@@ -37,7 +37,7 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use ipnet::IpNet;
 use mpvpn_config::{AcmeChallenge, ServerConfig};
 use mpvpn_error::RunError;
-use mpvpn_http::limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
+use mpvpn_http::limiter::{ClientNetwork, Limiter, RefusalLog, Slot};
 use mpvpn_identity::tls::ACME_TLS_ALPN;
 use mpvpn_masque::{
     connect, connect_udp,
@@ -126,12 +126,12 @@ struct ServerContext {
     /// Networks of load balancers, whose connections begin with a PROXY protocol header, and the connections
     /// whose header has not come yet.
     load_balancers: Vec<IpNet>,
-    awaiting_proxy_header: Arc<ConnectionLimiter<ClientNetwork>>,
+    awaiting_proxy_header: Arc<Limiter<ClientNetwork>>,
     /// The URI template of CONNECT-UDP requests.
     template: Template,
-    handshakes: Arc<ConnectionLimiter<ClientNetwork>>,
-    unauthenticated: Arc<ConnectionLimiter<ClientNetwork>>,
-    tcp_transports: Arc<ConnectionLimiter<String>>,
+    handshakes: Arc<Limiter<ClientNetwork>>,
+    unauthenticated: Arc<Limiter<ClientNetwork>>,
+    tcp_transports: Arc<Limiter<String>>,
     loopback_clients: LoopbackClients,
     /// Changes when access of users or certificates has ended.
     access_ends: watch::Sender<()>,
@@ -334,11 +334,11 @@ impl ServerContext {
             authenticator: credentials.authenticator.clone(),
             site,
             load_balancers: config.proxy_protocol_from.clone(),
-            awaiting_proxy_header: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES),
+            awaiting_proxy_header: Limiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES),
             template: connect_udp::default_template(),
-            handshakes: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_NETWORK),
-            unauthenticated: ConnectionLimiter::new(MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_NETWORK),
-            tcp_transports: ConnectionLimiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
+            handshakes: Limiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_NETWORK),
+            unauthenticated: Limiter::new(MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_NETWORK),
+            tcp_transports: Limiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
             loopback_clients: loopback_clients.clone(),
             access_ends: access_ends.clone(),
             draft_clients: config.old_clients,

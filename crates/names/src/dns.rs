@@ -18,7 +18,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_http::limiter::ConnectionLimiter;
+use mpvpn_http::limiter::Limiter;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, join},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -65,8 +65,8 @@ struct Shared {
     /// 5358).
     networks: Arc<[IpNet]>,
     user_of: UserOfHost,
-    queries: Arc<ConnectionLimiter<String>>,
-    connections: Arc<ConnectionLimiter<String>>,
+    queries: Arc<Limiter<String>>,
+    connections: Arc<Limiter<String>>,
 }
 
 impl Shared {
@@ -97,8 +97,7 @@ impl Forwarder {
             tcp.push(listener);
         }
         let networks = networks.iter().map(IpNet::trunc).collect();
-        let [queries, connections] =
-            [MAX_QUERIES, MAX_CONNECTIONS].map(|most| ConnectionLimiter::new(most, most));
+        let [queries, connections] = [MAX_QUERIES, MAX_CONNECTIONS].map(|most| Limiter::new(most, most));
         Ok(Self { udp, tcp, shared: Shared { upstreams, networks, user_of, queries, connections } })
     }
 

@@ -21,7 +21,7 @@ async fn closes(mut stream: impl AsyncRead + Unpin) -> bool {
 }
 
 /// The number of slots in use.
-fn used_slots(room: &Arc<ConnectionLimiter<ClientNetwork>>) -> usize {
+fn used_slots(room: &Arc<Limiter<ClientNetwork>>) -> usize {
     room.in_use()
 }
 
