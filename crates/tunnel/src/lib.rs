@@ -34,13 +34,13 @@ mod instance;
 mod mtu;
 mod multipath;
 mod pool;
-mod queues;
 mod registry;
 mod relay;
 mod server;
 mod session_flows;
 mod shapers;
 mod udp;
+mod user_memory;
 #[cfg(test)]
 #[path = "../../masque/src/vectors.rs"]
 mod vectors;

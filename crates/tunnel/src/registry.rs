@@ -22,8 +22,8 @@ use crate::{
     SessionSecret, UserLimits, UserRates,
     accounts::{Accounts, UserAccount},
     instance::{Claim, SessionHolder},
-    queues::QueuesOfUsers,
     session_flows::SessionFlows,
+    user_memory::MemoryOfUsers,
 };
 
 /// The number of a connection in its session, `16 · class + shard`: a client has a connection for each class
@@ -157,11 +157,11 @@ struct Inner {
     /// The largest MTU of the clients of each shard that has clients (bytes).
     mtus: BTreeMap<u8, usize>,
     accounts: Accounts,
-    queues: QueuesOfUsers,
+    memory: MemoryOfUsers,
 }
 
-/// The bytes that may wait for all clients, unless the edge says otherwise: 256 MiB.
-const MAX_QUEUED_BYTES: usize = 256 << 20;
+/// The bytes that may be held for all clients, unless the edge says otherwise: 256 MiB.
+const MAX_HELD_BYTES: usize = 256 << 20;
 
 /// The sessions of a server. Clones share them.
 #[derive(Clone, Debug)]
@@ -185,7 +185,7 @@ impl Registry {
             last_serial: 0,
             mtus: BTreeMap::new(),
             accounts: Accounts::default(),
-            queues: QueuesOfUsers::new(MAX_QUEUED_BYTES),
+            memory: MemoryOfUsers::new(MAX_HELD_BYTES),
         };
         Self { inner: Arc::new(Mutex::new(inner)), leases_changed: Arc::default() }
     }
@@ -273,27 +273,27 @@ impl Registry {
 
     /// Sets how much memory the process may allocate (bytes), before the first shard is made.
     pub fn set_max_held(&self, bytes: usize) {
-        self.lock().queues = QueuesOfUsers::new(bytes);
+        self.lock().memory = MemoryOfUsers::new(bytes);
     }
 
     /// The memory of the process.
     pub fn process_bytes(&self) -> Arc<ProcessBytes> {
-        self.lock().queues.process()
+        self.lock().memory.process()
     }
 
     /// The bytes that are held for each user, and the connections.
     pub fn held_by_user(&self) -> BTreeMap<String, (usize, usize)> {
-        self.lock().queues.held().map(|(name, bytes, count)| (name.to_owned(), (bytes, count))).collect()
+        self.lock().memory.held().map(|(name, bytes, count)| (name.to_owned(), (bytes, count))).collect()
     }
 
     /// The bytes that are held for a user, over all connections.
-    pub(crate) fn queues_of(&self, user: &str) -> UserBytes {
-        self.lock().queues.of(user)
+    pub(crate) fn memory_of(&self, user: &str) -> UserBytes {
+        self.lock().memory.of(user)
     }
 
     /// Whether for nobody more is held than for this user.
     pub(crate) fn holds_most(&self, user: &str) -> bool {
-        self.lock().queues.holds_most(user)
+        self.lock().memory.holds_most(user)
     }
 
     /// The account of a user, if there is one.

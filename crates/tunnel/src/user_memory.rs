@@ -13,13 +13,13 @@ const MIN_PRUNED: usize = 64;
 
 /// The bytes that are held for the users of a server.
 #[derive(Clone, Debug)]
-pub(crate) struct QueuesOfUsers {
+pub(crate) struct MemoryOfUsers {
     process: Arc<ProcessBytes>,
     users: BTreeMap<String, UserBytes>,
     prune_at: usize,
 }
 
-impl QueuesOfUsers {
+impl MemoryOfUsers {
     /// For all users together at most `most` bytes.
     pub(crate) fn new(most: usize) -> Self {
         Self { process: ProcessBytes::new(most), users: BTreeMap::new(), prune_at: MIN_PRUNED }
@@ -62,13 +62,13 @@ mod tests {
 
     #[test]
     fn users_are_known_while_they_have_connections() {
-        let mut queues = QueuesOfUsers::new(1000);
-        let kept = queues.of("kept");
-        (0..10_000).for_each(|number| drop(queues.of(&number.to_string())));
-        assert!(queues.users.len() <= 2 * MIN_PRUNED, "{} users", queues.users.len());
-        assert!(queues.users["kept"].is_shared());
+        let mut memory = MemoryOfUsers::new(1000);
+        let kept = memory.of("kept");
+        (0..10_000).for_each(|number| drop(memory.of(&number.to_string())));
+        assert!(memory.users.len() <= 2 * MIN_PRUNED, "{} users", memory.users.len());
+        assert!(memory.users["kept"].is_shared());
         drop(kept);
-        queues.of("other");
-        assert!(queues.holds_most("kept") && queues.holds_most("other"), "nothing is held");
+        memory.of("other");
+        assert!(memory.holds_most("kept") && memory.holds_most("other"), "nothing is held");
     }
 }

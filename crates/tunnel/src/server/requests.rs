@@ -268,7 +268,7 @@ impl Server {
             None => {
                 // One that is refused stays a stranger's.
                 let (most, bytes) =
-                    (self.config.auth.limits(&name).max_connections(), self.registry.queues_of(&name));
+                    (self.config.auth.limits(&name).max_connections(), self.registry.memory_of(&name));
                 let count = self.peers.connections_of(&name);
                 if most.is_some_and(|most| count >= most) || !bytes.may_connect() {
                     let reason = format!(
