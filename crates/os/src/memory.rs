@@ -24,16 +24,17 @@ pub fn memory_use() -> Option<MemoryUse> {
     Some(MemoryUse { resident: usage::anonymous_memory(std::process::id())?, in_use: heap_in_use()? })
 }
 
-#[cfg(target_env = "gnu")]
-fn heap_in_use() -> Option<u64> {
-    // SAFETY: glibc takes its own locks, and only counts.
-    let heap = unsafe { libc::mallinfo2() };
-    // Small and large blocks; the latter have mappings of their own.
-    Some((heap.uordblks + heap.hblkhd) as u64)
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn heap_in_use() -> Option<u64> {
+/// Returns the heap memory that the program has allocated and not freed (bytes). `None` where the C library is
+/// not glibc.
+pub fn heap_in_use() -> Option<u64> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: glibc takes its own locks, and only counts.
+        let heap = unsafe { libc::mallinfo2() };
+        // Small and large blocks; the latter have mappings of their own.
+        Some((heap.uordblks + heap.hblkhd) as u64)
+    }
+    #[cfg(not(target_env = "gnu"))]
     None
 }
 

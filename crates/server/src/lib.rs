@@ -49,7 +49,7 @@ use mpvpn_https::{HttpsServer, Site, acme::Acme, loopback_clients::LoopbackClien
 use mpvpn_identity::random;
 use mpvpn_input::{role::Role, shared::Shared};
 use mpvpn_os::{
-    UdpOptions, UndoJournal, memory::memory_use, netlink::Netlink, poll, privilege,
+    UdpOptions, UndoJournal, memory::heap_in_use, netlink::Netlink, poll, privilege,
     udp::bind_reuseport_group, undo, usage::available_memory,
 };
 use mpvpn_qlog::Qlog;
@@ -538,8 +538,8 @@ impl Running {
             }
             if iteration.now >= self.next_memory_look {
                 self.next_memory_look = iteration.now + MEMORY_LOOK_INTERVAL;
-                let allocated = memory_use().map_or(0, |memory| memory.in_use);
-                self.registry.process_bytes().on_measured(usize::try_from(allocated).unwrap_or(usize::MAX));
+                let allocated = usize::try_from(heap_in_use().unwrap_or(0)).unwrap_or(usize::MAX);
+                self.registry.process_bytes().on_measured(allocated);
             }
             self.update_users(iteration.now, &iteration);
             self.read_changed_files(iteration.now, &iteration);
