@@ -117,11 +117,15 @@ impl Relays {
 
     /// Bytes that may be written to a relay now; after 0, [`mpvpn_quic::Event::StreamWritable`] follows.
     pub(crate) fn writable_bytes(&self, connection: &mut Connection, id: StreamId) -> usize {
-        match self.relays.get(&id).is_some_and(|relay| relay.is_visit) {
+        match self.is_visit(id) {
             true if connection.unsent(id) > 0 => 0,
             true => VISIT_WRITE_BYTES,
             false => connection.writable_bytes(id),
         }
+    }
+
+    fn is_visit(&self, id: StreamId) -> bool {
+        self.relays.get(&id).is_some_and(|relay| relay.is_visit)
     }
 
     /// Whether a stream is a relay.
@@ -198,8 +202,8 @@ impl Relays {
         id: StreamId,
     ) -> Result<(), H3Error> {
         let idle = |relay: &Relay| relay.content.is_empty() && relay.end.is_none() && relay.headers.is_none();
+        let is_visit = self.is_visit(id);
         while self.relays.get(&id).is_some_and(idle) {
-            let is_visit = self.relays.get(&id).is_some_and(|relay| relay.is_visit);
             let mut problem = None;
             let mut push = |bytes| {
                 problem = problem.take().or(http.push_stream_data(id, bytes, false).err());
