@@ -52,17 +52,17 @@ impl FromStr for SiteWish {
 impl SiteWish {
     /// Writes the table `[site]`; its keys about other things stay.
     pub(super) fn write(&self, document: &mut DocumentMut, instance: &Instance) {
-        if *self == Self::Nothing {
-            document.remove("site");
-            return;
-        }
-        let site = document.entry("site").or_insert_with(|| Item::Table(Table::new()));
-        let Some(site) = site.as_table_like_mut() else { return };
         let (kept, removed, text) = match self {
+            Self::Nothing => {
+                document.remove("site");
+                return;
+            }
             Self::Upstream(address) => ("upstream", "root", address.clone()),
             Self::Folder(folder) => ("root", "upstream", folder.display().to_string()),
-            Self::Page | Self::Nothing => ("root", "upstream", page_folder(instance).display().to_string()),
+            Self::Page => ("root", "upstream", page_folder(instance).display().to_string()),
         };
+        let site = document.entry("site").or_insert_with(|| Item::Table(Table::new()));
+        let Some(site) = site.as_table_like_mut() else { return };
         site.remove(removed);
         site.insert(kept, value(text));
     }
