@@ -66,6 +66,16 @@ impl Stage {
         Self { world, client }
     }
 
+    /// All three classes are up, and nothing passes over the first link any more.
+    fn with_silent_first_link(links: &[(u64, Duration)]) -> Self {
+        let mut stage = Self::over(World::new(), links);
+        stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
+        stage.world.run(10 * SECOND);
+        let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+        stage
+    }
+
     /// A client without traffic for a long time.
     fn idle() -> Self {
         let mut stage = Self::new();
@@ -648,11 +658,7 @@ fn a_class_that_sleeps_belongs_to_the_next_session_as_well() {
 
 #[test]
 fn a_class_in_which_nothing_moves_learns_from_the_others_that_a_link_is_silent() {
-    let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS)]);
-    stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
-    stage.world.run(10 * SECOND);
-    let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
-    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let mut stage = Stage::with_silent_first_link(&[(100, 10 * MS), (100, 12 * MS)]);
     let (own, to) = stage.ends(9);
     for _ in 0..100 {
         stage.world.client_sends(stage.client, Packet::between(own, to).udp(b"default"));
@@ -670,11 +676,7 @@ fn a_class_in_which_nothing_moves_learns_from_the_others_that_a_link_is_silent()
 
 #[test]
 fn a_class_that_looks_after_its_links_takes_none_that_works_for_silent() {
-    let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS), (100, 14 * MS)]);
-    stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
-    stage.world.run(10 * SECOND);
-    let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
-    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let mut stage = Stage::with_silent_first_link(&[(100, 10 * MS), (100, 12 * MS), (100, 14 * MS)]);
     let (own, to) = stage.ends(9);
     for round in 0..1000 {
         if round < 10 {
@@ -694,11 +696,7 @@ fn a_class_that_looks_after_its_links_takes_none_that_works_for_silent() {
 /// A class with two links whose first one falls silent; nobody uses the class until it sleeps. `traffic`:
 /// packets of another class tell that the link is silent.
 fn sleeps_over_a_silent_first_link(traffic: bool) -> Stage {
-    let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS)]);
-    stage.world.wake_classes(stage.client, &[(4000, CALL), (4000, BACKUP)], 2 * SECOND);
-    stage.world.run(10 * SECOND);
-    let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
-    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let mut stage = Stage::with_silent_first_link(&[(100, 10 * MS), (100, 12 * MS)]);
     let (own, to) = stage.ends(9);
     for _ in 0..if traffic { 100 } else { 0 } {
         stage.world.client_sends(stage.client, Packet::between(own, to).udp(b"default"));
