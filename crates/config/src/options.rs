@@ -198,8 +198,8 @@ pub struct ServerOptions {
     #[arg(long, value_name = "N")]
     pub max_user_relays: Option<u32>,
 
-    /// Memory that the server may use, as in 512MB. What is held for clients stays below half of it: a user
-    /// gets at most as much as is left, and beyond it the user that holds most loses connections [default:
+    /// Memory that the server may use, as in 512MB; it allocates at most half. A user gets at most as much as
+    /// is left of that half, and when it is used up, the user that holds most loses connections [default:
     /// the memory of the machine, or of the control group that the server runs in]
     #[arg(long, value_name = "SIZE", value_parser = text::<ByteSize>)]
     #[serde(with = "One::<ByteSize>")]

@@ -226,7 +226,11 @@ mod tests {
         assert_eq!(process.used(), 1050);
         let [first, _second] = connections;
         drop(first);
-        assert_eq!(process.used(), 350, "two thirds of what was not counted are gone with it");
+        assert_eq!(
+            process.used(),
+            350,
+            "the connection had two thirds of the counted bytes, and takes as much of the others along"
+        );
     }
 
     #[test]

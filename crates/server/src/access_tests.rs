@@ -223,7 +223,7 @@ impl World {
         let at = self.connections.len();
         let ip = if carrier == Carrier::Quic { Ipv4Addr::new(198, 51, 100, 1) } else { Ipv4Addr::LOCALHOST };
         let address = SocketAddr::from((ip, 20_000 + at as u16));
-        // Of several users, those with certificates take turns.
+        // Connections belong to the users in turn, and those with a certificate show it.
         let user = at % USERS.len();
         let shown = self.tokens[user].last().filter(|_| carrier == Carrier::Quic);
         let (certificate, setup) = match shown {

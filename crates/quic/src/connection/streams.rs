@@ -234,8 +234,8 @@ impl Connection {
         self.count_held(0);
     }
 
-    /// Counts anew what is held beside the queues of streams: the connection itself, data of bulk streams
-    /// that was sent and is not confirmed or arrived out of order, and these bytes, which the caller holds.
+    /// Updates the bytes that the connection holds beside the queues of its streams: its own, data of bulk
+    /// streams that was sent and is not confirmed, data that arrived out of order, and those of the caller.
     pub fn count_held(&mut self, by_caller: usize) {
         let in_flight: usize = self.paths.iter().map(|path| path.streams.bytes()).sum();
         // Both share the bytes.

@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// The world after an event, or what is wrong then.
+    /// Returns the world after an event, or the property that the event breaks.
     fn after(&self, event: Event) -> Result<Self, &'static str> {
         let inner = Arc::new(Mutex::new(self.registry.lock().clone()));
         let mut world = self.clone();
