@@ -24,8 +24,8 @@ pub fn memory_use() -> Option<MemoryUse> {
     Some(MemoryUse { resident: usage::anonymous_memory(std::process::id())?, in_use: heap_in_use()? })
 }
 
-/// Returns the heap memory that the program has allocated and not freed (bytes). `None` where the C library is
-/// not glibc.
+/// Returns the heap memory that the program has allocated and not freed (bytes). `None` where the C library
+/// is not glibc.
 pub fn heap_in_use() -> Option<u64> {
     #[cfg(target_env = "gnu")]
     {
