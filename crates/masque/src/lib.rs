@@ -26,4 +26,5 @@ pub mod structured;
 pub mod template;
 pub mod varint;
 #[cfg(test)]
+#[path = "tests/vectors.rs"]
 mod vectors;

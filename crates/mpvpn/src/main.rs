@@ -14,7 +14,7 @@ mod measure;
 mod output;
 mod process_selector;
 #[cfg(test)]
-mod reference;
+mod tests;
 mod top;
 
 use std::process::ExitCode;

@@ -42,7 +42,7 @@ mod shapers;
 mod udp;
 mod user_memory;
 #[cfg(test)]
-#[path = "../../masque/src/vectors.rs"]
+#[path = "../../masque/src/tests/vectors.rs"]
 mod vectors;
 
 pub use accounts::UserRates;

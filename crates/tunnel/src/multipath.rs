@@ -39,7 +39,7 @@ mod scheduling;
 mod send;
 mod sequence;
 #[cfg(test)]
-mod testing;
+mod tests;
 mod traffic;
 mod usage;
 

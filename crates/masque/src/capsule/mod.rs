@@ -381,5 +381,3 @@ fn put_addr(addr: IpAddr, out: &mut BytesMut) {
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod vectors;

@@ -1,3 +1,5 @@
+mod vectors;
+
 use super::*;
 use proptest::prelude::*;
 

@@ -172,7 +172,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{
-        super::testing::{Received, check_datagrams, prefix},
+        super::tests::{Received, check_datagrams, prefix},
         *,
     };
     use crate::vectors::number;

@@ -259,7 +259,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{
-        super::testing::{Received, check_datagrams},
+        super::tests::{Received, check_datagrams},
         *,
     };
     use crate::vectors::number;

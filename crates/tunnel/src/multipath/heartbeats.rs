@@ -469,7 +469,7 @@ fn is_dense(now: Instant, paths: &PathTable) -> bool {
 mod tests {
     use super::{
         super::{
-            testing::path,
+            tests::path,
             usage::{Evidence, PathUsage},
         },
         *,

@@ -202,7 +202,7 @@ mod tests {
     use serde_json::Value;
 
     use super::{
-        super::testing::{self, Received, check_datagrams, fields_of, view},
+        super::tests::{self, Received, check_datagrams, fields_of, view},
         *,
     };
     use crate::vectors::{bytes, hex};
@@ -263,7 +263,7 @@ mod tests {
         };
         let encode = |stream, context, fields: &Value| {
             let mut numbering = Numbering::new(stream, context);
-            let datagram = numbering.datagram(testing::label(fields), &bytes(&fields["packet"]));
+            let datagram = numbering.datagram(tests::label(fields), &bytes(&fields["packet"]));
             assert!(numbering.has_prefix(&datagram));
             datagram.to_vec()
         };

@@ -139,7 +139,7 @@ impl PathTable {
 mod tests {
     use mpvpn_types::Duration;
 
-    use super::{super::testing::path, *};
+    use super::{super::tests::path, *};
 
     const MS: Duration = Duration::from_millis(1);
 

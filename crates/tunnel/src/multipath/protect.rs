@@ -340,7 +340,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{
-        super::testing::{self, Received, check_datagrams, prefix, view},
+        super::tests::{self, Received, check_datagrams, prefix, view},
         *,
     };
     use crate::vectors::{self, hex, number};
@@ -464,7 +464,7 @@ mod tests {
             sender.measure(&[view(PATH.0, 20 * MS, 0.0)]);
             let source = vector["source_packets"].as_array().unwrap();
             for packet in source {
-                let (label, bytes) = (testing::label(packet), vectors::bytes(&packet["packet"]));
+                let (label, bytes) = (tests::label(packet), vectors::bytes(&packet["packet"]));
                 let (datagram, group) = sender.frame(now, PATH, &label, &bytes, Load::Light).unwrap();
                 assert_eq!(
                     (json!(hex(&datagram)), json!(group)),

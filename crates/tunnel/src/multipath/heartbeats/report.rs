@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        multipath::testing::{Received, check_datagrams, prefix},
+        multipath::tests::{Received, check_datagrams, prefix},
         vectors::number,
     };
 

@@ -3,7 +3,7 @@
 use mpvpn_types::{BitRate, PathId, Tier, Weight};
 use serde_json::{Value, json};
 
-use super::*;
+use super::super::*;
 use crate::vectors::{bytes, check, hex, number};
 
 /// The capsule that a stream holds, and nothing else.
@@ -25,7 +25,7 @@ fn text(value: &Value) -> &str {
 
 #[test]
 fn capsules_are_those_of_the_vectors() {
-    let file = include_str!("../../../../docs/vectors/capsules.json");
+    let file = include_str!("../../../../../docs/vectors/capsules.json");
     check(file, |stream| parse(stream).map(|capsule| fields_of(&capsule)).map_err(|e| error(&e)), encode);
 }
 
@@ -83,7 +83,7 @@ fn link_capsules_are_those_of_the_vectors() {
         Ok(other) => panic!("{other:?}"),
         Err(e) => Err(error(&e)),
     };
-    check(include_str!("../../../../docs/vectors/link.json"), parse_link, encode_link);
+    check(include_str!("../../../../../docs/vectors/link.json"), parse_link, encode_link);
 }
 
 fn fields_of_link(notice: &LinkNotice) -> Value {

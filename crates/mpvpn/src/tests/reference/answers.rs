@@ -1,6 +1,6 @@
 //! The pages about the output of a running mpvpn: status, checks, events, metrics, errors.
 
-use crate::reference::definitions as reference;
+use super::definitions as reference;
 use mpvpn_error::RunError;
 use serde_json::Value;
 

@@ -164,7 +164,8 @@ fn everything_that_is_told_is_described() {
 
 #[test]
 fn every_series_of_the_metrics_is_in_the_list_with_its_type_and_labels() {
-    let status: Status = serde_json::from_str(include_str!("../../../../status/src/example.json")).unwrap();
+    let status: Status =
+        serde_json::from_str(include_str!("../../../../../status/src/example.json")).unwrap();
     let known = all_metrics();
     let mut found = 0;
     for role in [mpvpn_input::role::Role::Client, mpvpn_input::role::Role::Server] {

@@ -1,0 +1,3 @@
+//! Tests of the whole program: its reference is what the code defines.
+
+mod reference;
