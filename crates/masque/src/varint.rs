@@ -4,7 +4,7 @@
 //! decoding reads only as many bytes as the first byte announces, and accepts encodings that are longer than
 //! needed, as RFC 9000 requires.
 
-use bytes::BufMut;
+use bytes::{Buf, BufMut};
 
 /// Length in bytes of the encoding that [`encode`] writes: 1, 2, 4 or 8.
 pub use mpvpn_types::varint_len as len;
@@ -47,6 +47,14 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, usize)> {
     let rest = bytes.get(1..len)?;
     let value = rest.iter().fold(u64::from(first & 0x3f), |value, byte| value << 8 | u64::from(*byte));
     Some((value, len))
+}
+
+/// Takes the number at the start of contiguous `bytes`; takes nothing and returns `None` if more are needed.
+#[inline]
+pub fn take(bytes: &mut impl Buf) -> Option<u64> {
+    let (value, len) = decode(bytes.chunk())?;
+    bytes.advance(len);
+    Some(value)
 }
 
 #[cfg(test)]

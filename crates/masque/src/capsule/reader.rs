@@ -139,9 +139,7 @@ pub(super) struct Fields<'a> {
 
 impl Fields<'_> {
     pub(super) fn varint(&mut self) -> Result<u64, CapsuleError> {
-        let (value, len) = varint::decode(self.left).ok_or(self.truncated())?;
-        self.left.advance(len);
-        Ok(value)
+        varint::take(&mut self.left).ok_or(self.truncated())
     }
 
     pub(super) fn byte(&mut self) -> Result<u8, CapsuleError> {

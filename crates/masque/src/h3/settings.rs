@@ -45,9 +45,9 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Datagrams {
     /// SETTINGS_H3_DATAGRAM = 1.
-    #[default]
     Enabled,
     /// SETTINGS_H3_DATAGRAM = 0 or absent.
+    #[default]
     Disabled,
 }
 
@@ -85,7 +85,7 @@ impl Settings {
 }
 
 /// The peer's SETTINGS; absent settings have their defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerSettings {
     /// Whether the peer supports extended CONNECT (RFC 9220 §3).
     pub enable_connect_protocol: bool,
@@ -99,26 +99,14 @@ pub struct PeerSettings {
     pub qpack_blocked_streams: u64,
 }
 
-impl Default for PeerSettings {
-    fn default() -> Self {
-        Self {
-            enable_connect_protocol: false,
-            datagrams: Datagrams::Disabled,
-            max_field_section_size: None,
-            qpack_max_table_capacity: 0,
-            qpack_blocked_streams: 0,
-        }
-    }
-}
-
 impl PeerSettings {
     pub(super) fn parse(mut payload: &[u8]) -> Result<Self, H3Error> {
         let mut settings = Self::default();
         let mut seen = Vec::new();
         while !payload.is_empty() {
-            let (id, value);
-            (id, payload) = take(payload)?;
-            (value, payload) = take(payload)?;
+            let cut = || H3Error::new(code::FRAME_ERROR, "SETTINGS ends inside a setting");
+            let id = varint::take(&mut payload).ok_or_else(cut)?;
+            let value = varint::take(&mut payload).ok_or_else(cut)?;
             seen.push(id);
             settings.set(id, value)?;
         }
@@ -155,12 +143,6 @@ fn flag(id: u64, value: u64) -> Result<bool, H3Error> {
         1 => Ok(true),
         _ => Err(error(format!("setting {id:#x} is {value}, expected 0 or 1"))),
     }
-}
-
-fn take(payload: &[u8]) -> Result<(u64, &[u8]), H3Error> {
-    let cut = || H3Error::new(code::FRAME_ERROR, "SETTINGS ends inside a setting");
-    let (value, len) = varint::decode(payload).ok_or_else(cut)?;
-    Ok((value, &payload[len..]))
 }
 
 fn error(reason: String) -> H3Error {

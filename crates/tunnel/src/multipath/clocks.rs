@@ -158,12 +158,9 @@ impl Report {
 
     /// Returns `None` if the report is truncated.
     fn decode(mut bytes: &[u8]) -> Option<Self> {
-        let (path, len) = varint::decode(bytes)?;
-        bytes.advance(len);
-        let clock_us = u32::from_be_bytes(*bytes.first_chunk()?);
-        bytes.advance(size_of::<u32>());
-        let min_delay_us = bytes.first_chunk().map(|min_delay_us| u32::from_be_bytes(*min_delay_us));
-        Some(Self { path: PathId(u32::try_from(path).ok()?), clock_us, min_delay_us })
+        let path = PathId(u32::try_from(varint::take(&mut bytes)?).ok()?);
+        let (clock_us, min_delay_us) = (bytes.try_get_u32().ok()?, bytes.try_get_u32().ok());
+        Some(Self { path, clock_us, min_delay_us })
     }
 }
 

@@ -6,7 +6,7 @@
 //! the time after which bytes sent on a path are overdue. Always holds: bytes reinjected because they are
 //! overdue are a small share of all stream bytes (see [`BUDGET_DIVISOR`]).
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{
     datagram::{self, DatagramPrefix},
     varint,
@@ -232,11 +232,7 @@ fn encode(data_ack: &DataAck, out: &mut BytesMut) {
 
 /// Decodes the next entry; `None` at the end, or if the entry is malformed.
 fn decode(bytes: &mut &[u8]) -> Option<DataAck> {
-    let mut number = || {
-        let (value, len) = varint::decode(bytes)?;
-        bytes.advance(len);
-        Some(value)
-    };
+    let mut number = || varint::take(bytes);
     let (stream, next, count) = (number()?, number()?, number()?);
     let mut gaps = Vec::new();
     let mut end = next;

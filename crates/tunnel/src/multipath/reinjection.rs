@@ -139,12 +139,7 @@ impl Reinjection {
 
     fn decode(&self, mut datagram: Bytes) -> Option<StreamChunk> {
         datagram.advance(self.prefix.as_ref().len());
-        let mut number = || {
-            let (value, len) = varint::decode(&datagram)?;
-            datagram.advance(len);
-            Some(value)
-        };
-        let (stream, at) = (number()?, number()?);
+        let (stream, at) = (varint::take(&mut datagram)?, varint::take(&mut datagram)?);
         Some(StreamChunk { stream, offset: at >> 1, data: datagram, fin: at & 1 == 1 })
     }
 }

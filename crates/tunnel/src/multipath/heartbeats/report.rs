@@ -65,18 +65,16 @@ impl HeartbeatReport {
 
     /// Decodes a report; `None` if it is truncated. Entries beyond [`MAX_PATHS`] are left out.
     pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
-        let [flags, a, b, c, d] = *bytes.first_chunk()?;
-        bytes.advance(5);
+        let (flags, number) = (bytes.try_get_u8().ok()?, bytes.try_get_u32().ok()?);
         let mut paths = Vec::new();
         while !bytes.is_empty() && paths.len() < MAX_PATHS {
-            let (entry, len) = varint::decode(bytes)?;
-            bytes.advance(len);
+            let entry = varint::take(&mut bytes)?;
             let id = PathId(u32::try_from(entry >> 2).ok()?);
             let reception = if entry & PATH_HEARD != 0 { Reception::Heard } else { Reception::Silent };
             paths.push(ReportedPath { id, reception, later: entry & PATH_LATER != 0 });
         }
         let (active, ask) = (flags & FLAG_ACTIVE != 0, flags & FLAG_ASK != 0);
-        Some(Self { active, ask, number: u32::from_be_bytes([a, b, c, d]), paths })
+        Some(Self { active, ask, number, paths })
     }
 }
 
