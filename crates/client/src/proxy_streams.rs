@@ -8,7 +8,7 @@ use mpvpn_error::RunError;
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::poll::Poller;
 use mpvpn_proxy::{DatagramFlows, Protocol, Proxy, ProxyTunnel, StreamEvent};
-use mpvpn_sockets::splice::{ByteStreams, StreamRead};
+use mpvpn_sockets::splice::{ByteStreams, RelayRead};
 use mpvpn_tunnel::{Client, ClientEvent, RelayId, UdpId};
 
 /// The streams of one connection.
@@ -17,8 +17,8 @@ pub(super) struct ProxyStreams<'a>(pub(super) &'a mut Client);
 impl ByteStreams for ProxyStreams<'_> {
     type Id = RelayId;
 
-    fn read(&mut self, now: Instant, id: RelayId) -> StreamRead {
-        self.0.relay_read(now, id).into()
+    fn read(&mut self, now: Instant, id: RelayId) -> RelayRead {
+        self.0.relay_read(now, id)
     }
 
     fn writable_bytes(&mut self, _: Instant, id: RelayId) -> usize {

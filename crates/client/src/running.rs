@@ -17,6 +17,7 @@ use mpvpn_os::poll::MONITOR_TOKEN;
 use mpvpn_proxy::FIRST_PROXY_TOKEN;
 use mpvpn_qlog::Qlog;
 use mpvpn_report::flows;
+use mpvpn_sockets::splice::Context;
 use mpvpn_status::{
     FlowList, Link, Status,
     events::{Event, EventSender},
@@ -175,12 +176,13 @@ impl Running {
     /// Handles ready sockets of the proxies' apps, and their timers.
     fn serve_proxy_clients(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
         let Some(proxy) = self.kind.proxy_mut() else { return };
-        let apps = &mut ProxyStreams(self.data_plane.connections.default_client_mut());
+        let streams = &mut ProxyStreams(self.data_plane.connections.default_client_mut());
+        let cx = &mut Context { now: iteration.now, poller: &event_loop.poller, streams };
         for event in iteration.ready.iter().filter(|event| event.token >= FIRST_PROXY_TOKEN) {
-            proxy.on_socket_ready(iteration.now, &event_loop.poller, apps, *event);
+            proxy.on_socket_ready(cx, *event);
         }
         if proxy.poll_timeout().is_some_and(|at| at <= iteration.now) {
-            proxy.handle_timeout(iteration.now, &event_loop.poller, apps);
+            proxy.handle_timeout(cx);
         }
     }
 
@@ -399,12 +401,10 @@ impl Running {
                 Ok(event) => {
                     has_stream_events = true;
                     if let Some(proxy) = self.kind.proxy_mut() {
-                        proxy.on_stream_event(
-                            now,
-                            &event_loop.poller,
-                            &mut ProxyStreams(self.data_plane.connections.default_client_mut()),
-                            event,
-                        );
+                        let client = self.data_plane.connections.default_client_mut();
+                        let streams = &mut ProxyStreams(client);
+                        let cx = &mut Context { now, poller: &event_loop.poller, streams };
+                        proxy.on_stream_event(cx, event);
                     }
                     continue;
                 }

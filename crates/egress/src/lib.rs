@@ -39,10 +39,10 @@ use mpvpn_masque::connect::{Authority, Host, ProxyError};
 use mpvpn_names::resolver::ResolverClient;
 use mpvpn_os::{
     RecvBatch, TcpSocket,
-    poll::{Event, Interest, Poller},
+    poll::{Event, Interest},
 };
 use mpvpn_report::flows::Connection;
-use mpvpn_sockets::splice::{ByteStreams, Splice, SpliceBuffers};
+use mpvpn_sockets::splice::{ByteStreams, Context, Splice, SpliceBuffers};
 use mpvpn_status::EffectiveFlowMode;
 use slab::Slab;
 
@@ -193,13 +193,11 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         })
     }
 
-    /// Starts a relay for the stream `id` of `user` to `to`. The result is a call of `relays`, possibly
+    /// Starts a relay for the stream `id` of `user` to `to`. The result is a call of `cx.streams`, possibly
     /// before this returns.
     pub fn connect<R: Relays<Id = Id>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
+        cx: &mut Context<'_, R>,
         id: Id,
         (user, to, transport): (&str, Authority, Transport),
     ) {
@@ -207,21 +205,21 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.on_client_gone(id);
         let permit = match self.relay_budget.try_acquire(user.into()) {
             Ok(permit) if self.table.len() < 1 << SLOT_BITS => permit,
-            Ok(_) => return refuse(now, relays, id, &to, ProxyError::Busy, "the table is full"),
-            Err(limit) => return refuse(now, relays, id, &to, ProxyError::Busy, limit),
+            Ok(_) => return refuse(cx, id, &to, ProxyError::Busy, "the table is full"),
+            Err(limit) => return refuse(cx, id, &to, ProxyError::Busy, limit),
         };
         self.generation = self.generation.checked_add(1).unwrap_or(1);
-        let until = now + CONNECT_TIMEOUT;
+        let until = cx.now + CONNECT_TIMEOUT;
         let stage = match transport {
             Transport::Tcp => Stage::ResolvingTcp(until),
             Transport::Udp => Stage::ResolvingUdp(EarlyPayloads::default()),
         };
         let generation = self.generation;
-        let relay = Relay { id, generation, since: now, due: until, to, permit, stage };
+        let relay = Relay { id, generation, since: cx.now, due: until, to, permit, stage };
         let slot = self.table.insert(relay);
         self.slots.insert(id, slot);
         self.timers.insert((until, slot));
-        self.resolve(now, poller, relays, slot);
+        self.resolve(cx, slot);
     }
 
     /// Sends a client's payload to the target of the flow `id`.
@@ -235,31 +233,15 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     }
 
     /// The stream `id` has bytes, or has ended: moves them to the target.
-    pub fn on_stream_readable<R: Relays<Id = Id>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
-        id: Id,
-    ) {
+    pub fn on_stream_readable<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>, id: Id) {
         let Some(&slot) = self.slots.get(&id) else { return };
-        self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
-            splice.on_stream_readable(now, relays, id, buffers)
-        });
+        self.move_bytes(cx, slot, |splice, cx, buffers| splice.on_stream_readable(cx, id, buffers));
     }
 
     /// The stream `id` accepts bytes again.
-    pub fn on_stream_writable<R: Relays<Id = Id>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
-        id: Id,
-    ) {
+    pub fn on_stream_writable<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>, id: Id) {
         let Some(&slot) = self.slots.get(&id) else { return };
-        self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
-            splice.move_to_stream(now, relays, id, buffers)
-        });
+        self.move_bytes(cx, slot, |splice, cx, buffers| splice.move_to_stream(cx, id, buffers));
     }
 
     /// The client has reset the stream, or has disconnected: resets the connection without a further call.
@@ -279,43 +261,36 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     }
 
     /// Handles an event of a socket, whose token is at least [`FIRST_EGRESS_TOKEN`].
-    pub fn on_socket_ready<R: Relays<Id = Id>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
-        event: Event,
-    ) {
+    pub fn on_socket_ready<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>, event: Event) {
         let Some((slot, attempt)) = self.locate(event.token) else { return };
         let Some(relay) = self.table.get_mut(slot) else { return };
         let id = relay.id;
         match &mut relay.stage {
             Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_) => {}
             Stage::Udp(flow) => {
-                let each = |payload: &[u8]| relays.payload(now, id, payload);
-                if let Err(error) = flow.receive(now, &mut self.batch, each) {
-                    self.abort_relay(now, relays, slot, &error);
+                let each = |payload: &[u8]| cx.streams.payload(cx.now, id, payload);
+                if let Err(error) = flow.receive(cx.now, &mut self.batch, each) {
+                    self.abort_relay(cx, slot, &error);
                 }
             }
-            Stage::Connecting(_, attempts) => match attempts.on_socket_ready(now, attempt) {
-                Some(socket) => self.on_connected(now, poller, relays, slot, socket, event.token),
-                None => self.advance_attempts(now, poller, relays, slot),
+            Stage::Connecting(_, attempts) => match attempts.on_socket_ready(cx.now, attempt) {
+                Some(socket) => self.on_connected(cx, slot, socket, event.token),
+                None => self.advance_attempts(cx, slot),
             },
             // A stale event of an attempt that lost the race.
             Stage::Open(splice) if splice.token() != event.token => {}
-            Stage::Open(_) => self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
-                splice.on_socket_ready(now, event, relays, id, buffers)
-            }),
+            Stage::Open(_) => self
+                .move_bytes(cx, slot, |splice, cx, buffers| splice.on_socket_ready(cx, event, id, buffers)),
         }
     }
 
     /// Handles the resolver's answers, after a wake-up call.
-    pub fn poll_resolver<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R) {
+    pub fn poll_resolver<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>) {
         while let Some(answer) = self.resolver.next() {
-            let (waiting, found) = self.name_cache.complete(now, &answer.name, answer.result);
+            let (waiting, found) = self.name_cache.complete(cx.now, &answer.name, answer.result);
             for token in waiting {
                 if let Some((slot, _)) = self.locate(token) {
-                    self.on_resolved(now, poller, relays, slot, &found);
+                    self.on_resolved(cx, slot, &found);
                 }
             }
         }
@@ -327,25 +302,25 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     }
 
     /// Handles expired timers.
-    pub fn handle_timeout<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R) {
-        while let Some(&(_, slot)) = self.timers.first().filter(|(due, _)| *due <= now) {
+    pub fn handle_timeout<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>) {
+        while let Some(&(_, slot)) = self.timers.first().filter(|(due, _)| *due <= cx.now) {
             match &self.table[slot].stage {
                 Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_) => {
-                    self.fail_timed_out(now, relays, slot, "its name was not resolved in time")
+                    self.fail_timed_out(cx, slot, "its name was not resolved in time")
                 }
-                Stage::Connecting(until, _) if *until <= now => {
-                    self.fail_timed_out(now, relays, slot, "it does not answer");
+                Stage::Connecting(until, _) if *until <= cx.now => {
+                    self.fail_timed_out(cx, slot, "it does not answer");
                 }
-                Stage::Connecting(..) => self.advance_attempts(now, poller, relays, slot),
+                Stage::Connecting(..) => self.advance_attempts(cx, slot),
                 Stage::Open(splice) => match splice.expires() {
-                    expires if expires <= now => {
-                        self.abort_relay(now, relays, slot, &io::ErrorKind::TimedOut.into());
+                    expires if expires <= cx.now => {
+                        self.abort_relay(cx, slot, &io::ErrorKind::TimedOut.into());
                     }
                     expires => self.set_timer(slot, expires),
                 },
                 Stage::Udp(flow) => match flow.expires() {
-                    expires if expires <= now => {
-                        self.abort_relay(now, relays, slot, &io::ErrorKind::TimedOut.into());
+                    expires if expires <= cx.now => {
+                        self.abort_relay(cx, slot, &io::ErrorKind::TimedOut.into());
                     }
                     expires => self.set_timer(slot, expires),
                 },
@@ -366,16 +341,16 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     }
 
     /// Starts to resolve a new relay's target.
-    fn resolve<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R, slot: usize) {
+    fn resolve<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>, slot: usize) {
         let name = match &self.table[slot].to.host {
             Host::Addr(ip) => {
                 let found = Ok([*ip].into());
-                return self.on_resolved(now, poller, relays, slot, &found);
+                return self.on_resolved(cx, slot, &found);
             }
             Host::Name(name) => name.clone(),
         };
-        if let Some(found) = self.name_cache.cached(now, &name) {
-            return self.on_resolved(now, poller, relays, slot, &found);
+        if let Some(found) = self.name_cache.cached(cx.now, &name) {
+            return self.on_resolved(cx, slot, &found);
         }
         let token = self.token(slot, 0);
         if self.name_cache.add_waiter(&name, token) {
@@ -383,19 +358,15 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
         match self.lookup_budget.try_acquire(self.table[slot].permit.key().clone()) {
             Ok(permit) if self.resolver.query(&name) => self.name_cache.start_lookup(&name, token, permit),
-            Ok(_) => self.fail(now, relays, slot, ProxyError::Busy, "too many names are being resolved"),
-            Err(limit) => {
-                self.fail(now, relays, slot, ProxyError::Busy, format!("too many name lookups: {limit}"))
-            }
+            Ok(_) => self.fail(cx, slot, ProxyError::Busy, "too many names are being resolved"),
+            Err(limit) => self.fail(cx, slot, ProxyError::Busy, format!("too many name lookups: {limit}")),
         }
     }
 
     /// Handles the result of resolving a relay's target.
     fn on_resolved<R: Relays<Id = Id>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
+        cx: &mut Context<'_, R>,
         slot: usize,
         found: &LookupResult,
     ) {
@@ -405,34 +376,34 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
         let list: &[IpAddr] = match found {
             Ok(list) if list.is_empty() => {
-                return self.fail(now, relays, slot, ProxyError::Dns, "the name has no address");
+                return self.fail(cx, slot, ProxyError::Dns, "the name has no address");
             }
             Ok(list) => list,
             Err(reason) => {
                 let reason = reason.to_string();
-                return self.fail(now, relays, slot, ProxyError::Dns, reason);
+                return self.fail(cx, slot, ProxyError::Dns, reason);
             }
         };
         let (mut allowed, mut denied) = (Vec::with_capacity(list.len()), None);
         for ip in list {
             let address = SocketAddr::new(*ip, relay.to.port);
             let local_addresses = &mut self.local_addresses;
-            match self.access.check(relay.permit.key(), address, |ip| local_addresses.contains(now, ip)) {
+            match self.access.check(relay.permit.key(), address, |ip| local_addresses.contains(cx.now, ip)) {
                 Ok(()) => allowed.push(address),
                 Err(reason) => denied = denied.or(Some(reason)),
             }
         }
         if let Some(reason) = denied.filter(|_| allowed.is_empty()) {
-            return self.fail(now, relays, slot, ProxyError::Prohibited, reason);
+            return self.fail(cx, slot, ProxyError::Prohibited, reason);
         }
         match &mut relay.stage {
             Stage::ResolvingUdp(early) => {
                 let early = std::mem::take(early);
-                self.open_udp_flow(now, poller, relays, slot, &allowed, early);
+                self.open_udp_flow(cx, slot, &allowed, early);
             }
             Stage::ResolvingTcp(until) => {
-                relay.stage = Stage::Connecting(*until, Box::new(Attempts::new(now, allowed)));
-                self.advance_attempts(now, poller, relays, slot);
+                relay.stage = Stage::Connecting(*until, Box::new(Attempts::new(cx.now, allowed)));
+                self.advance_attempts(cx, slot);
             }
             _ => {}
         }
@@ -441,39 +412,31 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     /// Opens the socket of a UDP flow.
     fn open_udp_flow<R: Relays<Id = Id>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
+        cx: &mut Context<'_, R>,
         slot: usize,
         addresses: &[SocketAddr],
         early: EarlyPayloads,
     ) {
-        let flow = match UdpFlow::open(now, poller, self.token(slot, 0), addresses, early) {
+        let flow = match UdpFlow::open(cx.now, cx.poller, self.token(slot, 0), addresses, early) {
             Ok(flow) => flow,
-            Err((failure, error)) => return self.fail(now, relays, slot, failure, error),
+            Err((failure, error)) => return self.fail(cx, slot, failure, error),
         };
         self.set_timer(slot, flow.expires());
         let relay = &mut self.table[slot];
         relay.stage = Stage::Udp(flow);
         self.open_udp_flows += 1;
         tracing::debug!(id = ?relay.id, to = %relay.to, user = %relay.permit.key(), "UDP flow opened");
-        relays.opened(now, relay.id);
+        cx.streams.opened(cx.now, relay.id);
     }
 
     /// Starts the next connection attempt of a relay, if it is due.
-    fn advance_attempts<R: Relays<Id = Id>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
-        slot: usize,
-    ) {
+    fn advance_attempts<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>, slot: usize) {
         let token = self.token(slot, 0);
         let relay = &mut self.table[slot];
         let Stage::Connecting(until, attempts) = &mut relay.stage else { return };
         let with_number = |number| token | u64::from(number) << SLOT_BITS;
-        match attempts.advance(now, poller, &relay.permit, with_number) {
-            AttemptsState::Failed(failure, reason) => self.fail(now, relays, slot, failure, reason),
+        match attempts.advance(cx.now, cx.poller, &relay.permit, with_number) {
+            AttemptsState::Failed(failure, reason) => self.fail(cx, slot, failure, reason),
             AttemptsState::InProgress => {
                 let due = attempts.poll_timeout().map_or(*until, |next| next.min(*until));
                 self.set_timer(slot, due);
@@ -484,40 +447,34 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     /// Handles an established connection.
     fn on_connected<R: Relays<Id = Id>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
+        cx: &mut Context<'_, R>,
         slot: usize,
         socket: TcpSocket,
         token: u64,
     ) {
         let relay = &mut self.table[slot];
         // Drops the other attempts.
-        relay.stage = Stage::Open(Splice::new(now, socket, token, Interest::Write));
+        relay.stage = Stage::Open(Splice::new(cx.now, socket, token, Interest::Write));
         self.open_connections += 1;
         let id = relay.id;
         tracing::debug!(?id, to = %relay.to, user = %relay.permit.key(), "TCP connection established");
-        relays.opened(now, id);
+        cx.streams.opened(cx.now, id);
         // The client may have sent bytes already.
-        self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
-            splice.move_to_socket(now, relays, id, buffers)
-        });
+        self.move_bytes(cx, slot, |splice, cx, buffers| splice.move_to_socket(cx, id, buffers));
     }
 
     /// Moves bytes with `transfer`, then updates poller and timer, or closes the relay.
     fn move_bytes<R: Relays<Id = Id>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        relays: &mut R,
+        cx: &mut Context<'_, R>,
         slot: usize,
-        transfer: impl FnOnce(&mut Splice, &mut R, &mut SpliceBuffers) -> io::Result<()>,
+        transfer: impl FnOnce(&mut Splice, &mut Context<'_, R>, &mut SpliceBuffers) -> io::Result<()>,
     ) {
         let relay = &mut self.table[slot];
         let Stage::Open(splice) = &mut relay.stage else { return };
-        let moved = transfer(splice, relays, &mut self.buffers).and_then(|()| splice.update_interest(poller));
+        let moved = transfer(splice, cx, &mut self.buffers).and_then(|()| splice.update_interest(cx.poller));
         match moved {
-            Err(error) => self.abort_relay(now, relays, slot, &error),
+            Err(error) => self.abort_relay(cx, slot, &error),
             Ok(()) if splice.has_ended() => drop(self.remove(slot)),
             Ok(()) => {
                 // A timer that is set too early is set again when it fires; only an earlier deadline (after
@@ -531,28 +488,16 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     }
 
     /// Resets an established relay at both ends.
-    fn abort_relay<R: Relays<Id = Id>>(
-        &mut self,
-        now: Instant,
-        relays: &mut R,
-        slot: usize,
-        error: &io::Error,
-    ) {
+    fn abort_relay<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>, slot: usize, error: &io::Error) {
         let relay = self.remove(slot);
         tracing::debug!(id = ?relay.id, to = %relay.to, %error, "relay closed by an error");
         if let Stage::Open(splice) = relay.stage {
             splice.reset();
         }
-        relays.abort(now, relay.id);
+        cx.streams.abort(cx.now, relay.id);
     }
 
-    fn fail_timed_out<R: Relays<Id = Id>>(
-        &mut self,
-        now: Instant,
-        relays: &mut R,
-        slot: usize,
-        reason: &str,
-    ) {
+    fn fail_timed_out<R: Relays<Id = Id>>(&mut self, cx: &mut Context<'_, R>, slot: usize, reason: &str) {
         let token = self.token(slot, 0);
         let relay = &self.table[slot];
         if let (Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_), Host::Name(name)) =
@@ -560,20 +505,19 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         {
             self.name_cache.remove_waiter(name, token);
         }
-        self.fail(now, relays, slot, ProxyError::TimedOut, reason);
+        self.fail(cx, slot, ProxyError::TimedOut, reason);
     }
 
     /// Ends a relay that was not established.
     fn fail<R: Relays<Id = Id>>(
         &mut self,
-        now: Instant,
-        relays: &mut R,
+        cx: &mut Context<'_, R>,
         slot: usize,
         failure: ProxyError,
         reason: impl fmt::Display,
     ) {
         let relay = self.remove(slot);
-        refuse(now, relays, relay.id, &relay.to, failure, reason);
+        refuse(cx, relay.id, &relay.to, failure, reason);
     }
 
     /// Sets the timer of a relay.
@@ -609,15 +553,14 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
 }
 
 fn refuse<R: Relays>(
-    now: Instant,
-    relays: &mut R,
+    cx: &mut Context<'_, R>,
     id: R::Id,
     to: &Authority,
     failure: ProxyError,
     reason: impl fmt::Display,
 ) {
     tracing::debug!(?id, %to, ?failure, %reason, "a relay request failed");
-    relays.failed(now, id, failure, format!("no connection to {to}: {reason}"));
+    cx.streams.failed(cx.now, id, failure, format!("no connection to {to}: {reason}"));
 }
 
 #[cfg(test)]

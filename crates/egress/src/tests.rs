@@ -10,8 +10,8 @@ use mpvpn_access::AccessRule;
 use mpvpn_http::limiter::Limiter;
 use mpvpn_input::rules::Ports;
 use mpvpn_names::resolver::{Resolver, resolver};
-use mpvpn_os::poll::{Events, PollWaker};
-use mpvpn_sockets::splice::StreamRead;
+use mpvpn_os::poll::{Events, PollWaker, Poller};
+use mpvpn_sockets::splice::RelayRead;
 
 use super::*;
 
@@ -55,12 +55,12 @@ impl Fake {
 impl ByteStreams for Fake {
     type Id = u32;
 
-    fn read(&mut self, _: Instant, id: u32) -> StreamRead {
+    fn read(&mut self, _: Instant, id: u32) -> RelayRead {
         let stream = self.stream(id);
         match stream.sent.pop_front() {
-            Some(data) => StreamRead::Data(data),
-            None if stream.has_finished => StreamRead::Finished,
-            None => StreamRead::Blocked,
+            Some(data) => RelayRead::Data(data),
+            None if stream.has_finished => RelayRead::Finished,
+            None => RelayRead::Blocked,
         }
     }
 
@@ -163,26 +163,33 @@ impl World {
         Instant::now() + self.skipped
     }
 
+    /// Calls the egress as the event loop does.
+    fn act(&mut self, call: impl FnOnce(&mut Egress<u32>, &mut Context<'_, Fake>)) {
+        let (now, poller, streams) = (self.now(), &self.poller, &mut self.relays);
+        call(&mut self.egress, &mut Context { now, poller, streams });
+    }
+
     /// One iteration of the event loop; waits at most 10 ms.
     fn turn(&mut self) {
-        let Self { egress, relays, poller, events, .. } = self;
+        let Self { egress, relays: streams, poller, events, .. } = self;
         poller.wait(events, Some(Duration::from_millis(10))).unwrap();
         let now = Instant::now() + self.skipped;
+        let cx = &mut Context { now, poller, streams };
         for event in events.iter() {
             match event.token {
                 WAKE => {
                     self.wake.drain();
-                    egress.poll_resolver(now, poller, relays);
+                    egress.poll_resolver(cx);
                 }
                 _ => {
                     assert!(event.token >= FIRST_EGRESS_TOKEN);
                     self.turns += 1;
-                    egress.on_socket_ready(now, poller, relays, event);
+                    egress.on_socket_ready(cx, event);
                 }
             }
         }
         if egress.poll_timeout().is_some_and(|at| at <= now) {
-            egress.handle_timeout(now, poller, relays);
+            egress.handle_timeout(cx);
         }
         assert_eq!(egress.table.len(), egress.timers.len());
         assert_eq!(egress.table.len(), egress.slots.len());
@@ -198,19 +205,12 @@ impl World {
     }
 
     fn connect(&mut self, id: u32, to: &str) {
-        let now = self.now();
-        self.egress.connect(
-            now,
-            &self.poller,
-            &mut self.relays,
-            id,
-            ("anna", to.parse().unwrap(), Transport::Tcp),
-        );
+        let request = ("anna", to.parse().unwrap(), Transport::Tcp);
+        self.act(|egress, cx| egress.connect(cx, id, request));
     }
 
     fn readable(&mut self, id: u32) {
-        let now = self.now();
-        self.egress.on_stream_readable(now, &self.poller, &mut self.relays, id);
+        self.act(|egress, cx| egress.on_stream_readable(cx, id));
     }
 
     fn send(&mut self, id: u32, data: &[u8], piece: usize) {
@@ -226,8 +226,7 @@ impl World {
     /// The client's stream accepts `bytes` more.
     fn add_window(&mut self, id: u32, bytes: usize) {
         self.relays.stream(id).window += bytes;
-        let now = self.now();
-        self.egress.on_stream_writable(now, &self.poller, &mut self.relays, id);
+        self.act(|egress, cx| egress.on_stream_writable(cx, id));
     }
 
     /// The failure of a relay that was not established.
@@ -267,7 +266,7 @@ impl Drop for World {
 fn flow(world: &mut World, id: u32, to: &str, early: &[&[u8]]) {
     let now = world.now();
     let asked = ("anna", to.parse().unwrap(), Transport::Udp);
-    world.egress.connect(now, &world.poller, &mut world.relays, id, asked);
+    world.act(|egress, cx| egress.connect(cx, id, asked));
     early.iter().for_each(|payload| world.egress.send_payload(now, id, payload));
 }
 
@@ -542,10 +541,9 @@ fn rules_are_about_users_and_ports() {
         ports: vec![Ports::new(to.port, to.port).unwrap()],
     };
     let mut world = World::with(vec![rule], Limiter::new(9, 9));
-    let now = Instant::now();
-    world.egress.connect(now, &world.poller, &mut world.relays, 1, ("anna", to.clone(), Transport::Tcp));
+    world.act(|egress, cx| egress.connect(cx, 1, ("anna", to.clone(), Transport::Tcp)));
     assert_eq!(world.failure(1).0, ProxyError::Prohibited);
-    world.egress.connect(now, &world.poller, &mut world.relays, 2, ("bob", to, Transport::Tcp));
+    world.act(|egress, cx| egress.connect(cx, 2, ("bob", to, Transport::Tcp)));
     world.until("a connection", |world| world.relays.stream(2).is_open);
 }
 
@@ -652,7 +650,7 @@ fn what_the_resolver_says_is_passed_on() {
         let (waiting, found) = world.egress.name_cache.complete(now, name, found);
         for token in waiting {
             let (slot, _) = world.egress.locate(token).expect("who waits is there");
-            world.egress.on_resolved(now, &world.poller, &mut world.relays, slot, &found);
+            world.act(|egress, cx| egress.on_resolved(cx, slot, &found));
         }
     };
     answer("nowhere.example", Err("no such name".into()));
@@ -676,7 +674,7 @@ fn the_next_address_is_tried_when_the_first_is_dead() {
     let found = vec![good.ip(), "::1".parse().unwrap()];
     let (waiting, found) = world.egress.name_cache.complete(now, "two.example", Ok(found));
     let (slot, _) = world.egress.locate(waiting.into_iter().next().unwrap()).unwrap();
-    world.egress.on_resolved(now, &world.poller, &mut world.relays, slot, &found);
+    world.act(|egress, cx| egress.on_resolved(cx, slot, &found));
     world.until("a connection", |world| world.relays.stream(1).is_open);
     assert_eq!(world.budget.in_use(), 1);
 }
@@ -685,8 +683,8 @@ fn the_next_address_is_tried_when_the_first_is_dead() {
 fn limits_hold_for_a_user_for_all_and_for_names() {
     let mut world = World::with(vec![], Limiter::new(3, 2));
     let connect = |world: &mut World, id: u32, user: &str, to: &str| {
-        let (now, to) = (world.now(), to.parse().unwrap());
-        world.egress.connect(now, &world.poller, &mut world.relays, id, (user, to, Transport::Tcp));
+        let request = (user, to.parse().unwrap(), Transport::Tcp);
+        world.act(|egress, cx| egress.connect(cx, id, request));
         world.relays.stream(id).failure.clone().map(|(failure, _)| failure)
     };
     assert_eq!(connect(&mut world, 1, "anna", "a.example:1"), None);
@@ -745,7 +743,7 @@ fn tokens_of_the_past_are_ignored() {
     assert_ne!(world.egress.token(world.egress.slots[&2], 0), token);
     for token in [token, FIRST_EGRESS_TOKEN, u64::MAX, 0] {
         let event = Event { token, readable: true, writable: true, closed: true };
-        world.egress.on_socket_ready(Instant::now(), &world.poller, &mut world.relays, event);
+        world.act(|egress, cx| egress.on_socket_ready(cx, event));
     }
     assert_eq!(world.egress.open_connections, 1);
     assert!(!world.relays.stream(2).is_aborted);

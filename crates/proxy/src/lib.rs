@@ -39,7 +39,7 @@ use mpvpn_os::{
     poll::{Event, Interest, Poller},
 };
 use mpvpn_report::flows::Connection;
-use mpvpn_sockets::splice::{ByteStreams, Splice, SpliceBuffers};
+use mpvpn_sockets::splice::{ByteStreams, Context, Splice, SpliceBuffers};
 
 use associations::Associations;
 pub use associations::DatagramFlows;
@@ -252,32 +252,30 @@ where
     /// Handles an event of a socket, whose token is at least [`FIRST_PROXY_TOKEN`].
     pub fn on_socket_ready<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         event: Event,
     ) {
         if event.token < FIRST_APP_TOKEN {
-            self.accept(now, poller, tunnel, (event.token - FIRST_PROXY_TOKEN) as usize);
+            self.accept(cx, (event.token - FIRST_PROXY_TOKEN) as usize);
         } else if let Some(app) = self.apps.get_mut(&event.token) {
             match &mut app.stage {
-                Stage::ReadingRequest(_) => self.read_request(now, poller, tunnel, event.token),
+                Stage::ReadingRequest(_) => self.read_request(cx, event.token),
                 // Only errors and hang-ups are reported here: the app does not wait any more.
-                Stage::AwaitingStream(_) | Stage::Connecting(..) => self.close_app(tunnel, event.token),
+                Stage::AwaitingStream(_) | Stage::Connecting(..) => self.close_app(cx.streams, event.token),
                 Stage::Open(id, _) => {
                     let id = *id;
-                    self.move_bytes(now, poller, tunnel, event.token, |splice, tunnel, buffers| {
-                        splice.on_socket_ready(now, event, tunnel, id, buffers)
+                    self.move_bytes(cx, event.token, |splice, cx, buffers| {
+                        splice.on_socket_ready(cx, event, id, buffers)
                     });
                 }
-                Stage::Refusing(_) => self.continue_refusal(poller, tunnel, event.token),
+                Stage::Refusing(_) => self.continue_refusal(cx, event.token),
                 // SOCKS5 allows no further bytes on this connection, so the app has closed it or misbehaves.
-                Stage::Associated(..) => self.close_app(tunnel, event.token),
+                Stage::Associated(..) => self.close_app(cx.streams, event.token),
             }
         } else if self.associations.has(event.token) {
-            self.associations.on_socket_ready(now, tunnel, event.token);
+            self.associations.on_socket_ready(cx.now, cx.streams, event.token);
         }
-        self.watch_listeners(poller);
+        self.watch_listeners(cx.poller);
     }
 
     /// The connections whose request is complete.
@@ -295,37 +293,33 @@ where
     /// Handles an event of the tunnel.
     pub fn on_stream_event<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         event: StreamEvent<Id>,
     ) {
         let token = |id| self.tokens.get(&id).copied();
         match event {
-            StreamEvent::Allowed => self.open_streams(tunnel),
+            StreamEvent::Allowed => self.open_streams(cx.streams),
             StreamEvent::Opened(id) => {
                 if let Some(token) = token(id) {
-                    self.on_stream_opened(now, poller, tunnel, token);
+                    self.on_stream_opened(cx, token);
                 }
             }
             StreamEvent::Failed(id, failure) => {
                 if let Some(token) = token(id) {
                     self.tokens.remove(&id);
-                    self.refuse(now, poller, tunnel, token, failure, failure_text(failure));
+                    self.refuse(cx, token, failure, failure_text(failure));
                 }
             }
             StreamEvent::Readable(id) => {
                 if let Some(token) = token(id) {
-                    self.move_bytes(now, poller, tunnel, token, |splice, tunnel, buffers| {
-                        splice.on_stream_readable(now, tunnel, id, buffers)
+                    self.move_bytes(cx, token, |splice, cx, buffers| {
+                        splice.on_stream_readable(cx, id, buffers)
                     });
                 }
             }
             StreamEvent::Writable(id) => {
                 if let Some(token) = token(id) {
-                    self.move_bytes(now, poller, tunnel, token, |splice, tunnel, buffers| {
-                        splice.move_to_stream(now, tunnel, id, buffers)
-                    });
+                    self.move_bytes(cx, token, |splice, cx, buffers| splice.move_to_stream(cx, id, buffers));
                 }
             }
             StreamEvent::Gone(id) => {
@@ -334,16 +328,16 @@ where
                     let is_open =
                         self.apps.get(&token).is_some_and(|app| matches!(app.stage, Stage::Open(..)));
                     match is_open {
-                        true => self.close_app(tunnel, token),
+                        true => self.close_app(cx.streams, token),
                         false => {
                             let why = "the connection to the mpvpn server was lost";
-                            self.refuse(now, poller, tunnel, token, ProxyError::Other, why);
+                            self.refuse(cx, token, ProxyError::Other, why);
                         }
                     }
                 }
             }
         }
-        self.watch_listeners(poller);
+        self.watch_listeners(cx.poller);
     }
 
     /// Delivers a payload from a target to its app.
@@ -362,47 +356,42 @@ where
     }
 
     /// Handles expired timers.
-    pub fn handle_timeout<T: ProxyTunnel<Id = Id, Flow = Flow>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
-    ) {
-        self.accept_again_at = self.accept_again_at.filter(|at| now < *at);
-        while let Some(&(_, token)) = self.timers.first().filter(|(due, _)| *due <= now) {
+    pub fn handle_timeout<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, cx: &mut Context<'_, T>) {
+        self.accept_again_at = self.accept_again_at.filter(|at| cx.now < *at);
+        while let Some(&(_, token)) = self.timers.first().filter(|(due, _)| *due <= cx.now) {
             let Some(app) = self.apps.get(&token) else {
                 self.timers.pop_first();
                 continue;
             };
             match &app.stage {
                 Stage::ReadingRequest(_) => match app.protocol {
-                    Protocol::Socks5 => self.close_app(tunnel, token),
+                    Protocol::Socks5 => self.close_app(cx.streams, token),
                     Protocol::Http => {
                         let answer = http::response(408, "no request came within 10 s");
-                        self.send_refusal(now, poller, tunnel, token, answer);
+                        self.send_refusal(cx, token, answer);
                     }
                 },
                 Stage::AwaitingStream(_) => {
                     let why = "the mpvpn server is not reached";
-                    self.refuse(now, poller, tunnel, token, ProxyError::TimedOut, why);
+                    self.refuse(cx, token, ProxyError::TimedOut, why);
                 }
                 Stage::Connecting(..) => {
                     let why = "the mpvpn server does not answer";
-                    self.refuse(now, poller, tunnel, token, ProxyError::TimedOut, why);
+                    self.refuse(cx, token, ProxyError::TimedOut, why);
                 }
                 Stage::Open(_, splice) => match splice.expires() {
-                    expires if expires <= now => self.close_app(tunnel, token),
+                    expires if expires <= cx.now => self.close_app(cx.streams, token),
                     expires => self.set_timer(token, expires),
                 },
-                Stage::Refusing(_) => self.close_app(tunnel, token),
+                Stage::Refusing(_) => self.close_app(cx.streams, token),
                 Stage::Associated(_, socket) => {
                     let socket = *socket;
-                    self.associations.close_idle_targets(now, tunnel, socket);
-                    self.set_timer(token, now + IDLE_CHECK_INTERVAL);
+                    self.associations.close_idle_targets(cx.now, cx.streams, socket);
+                    self.set_timer(token, cx.now + IDLE_CHECK_INTERVAL);
                 }
             }
         }
-        self.watch_listeners(poller);
+        self.watch_listeners(cx.poller);
     }
 
     /// Resets all connections.
@@ -418,13 +407,7 @@ where
         self.awaiting_stream.clear();
     }
 
-    fn accept<T: ProxyTunnel<Id = Id, Flow = Flow>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
-        listener: usize,
-    ) {
+    fn accept<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, cx: &mut Context<'_, T>, listener: usize) {
         for _ in 0..MAX_ACCEPTS_PER_EVENT {
             let Some(listener) = self.listeners.get(listener) else { return };
             if self.apps.len() >= self.max_apps {
@@ -437,27 +420,27 @@ where
                 Err(error) => {
                     if self
                         .last_accept_warning
-                        .is_none_or(|at| now.saturating_duration_since(at) >= ACCEPT_WARNING_INTERVAL)
+                        .is_none_or(|at| cx.now.saturating_duration_since(at) >= ACCEPT_WARNING_INTERVAL)
                     {
-                        self.last_accept_warning = Some(now);
+                        self.last_accept_warning = Some(cx.now);
                         tracing::warn!(%error, "cannot accept connections of apps, which wait until descriptors are free");
                     }
-                    self.accept_again_at = Some(now + ACCEPT_RETRY_DELAY);
+                    self.accept_again_at = Some(cx.now + ACCEPT_RETRY_DELAY);
                     return;
                 }
             };
             let token = self.free_token();
-            if let Err(error) = poller.add(&socket, token, Interest::Read) {
+            if let Err(error) = cx.poller.add(&socket, token, Interest::Read) {
                 tracing::warn!(%error, "cannot register the connection of an app with the poller");
                 continue;
             }
             let reader = RequestReader { socket, socks5: Socks5::default(), bytes: BytesMut::new() };
-            let due = now + REQUEST_TIMEOUT;
-            let app = App { due, since: now, protocol, to: None, stage: Stage::ReadingRequest(reader) };
+            let due = cx.now + REQUEST_TIMEOUT;
+            let app = App { due, since: cx.now, protocol, to: None, stage: Stage::ReadingRequest(reader) };
             self.apps.insert(token, app);
             self.timers.insert((due, token));
             // Most apps have sent their request by now.
-            self.read_request(now, poller, tunnel, token);
+            self.read_request(cx, token);
         }
     }
 
@@ -488,13 +471,7 @@ where
     }
 
     /// Reads an app's request.
-    fn read_request<T: ProxyTunnel<Id = Id, Flow = Flow>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
-        token: u64,
-    ) {
+    fn read_request<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, cx: &mut Context<'_, T>, token: u64) {
         loop {
             let Some(app) = self.apps.get_mut(&token) else { return };
             let Stage::ReadingRequest(reader) = &mut app.stage else { return };
@@ -502,14 +479,14 @@ where
             if free_bytes == 0 {
                 let why = "the request is larger than 16 KiB";
                 return match app.protocol {
-                    Protocol::Socks5 => self.close_app(tunnel, token),
-                    Protocol::Http => self.send_refusal(now, poller, tunnel, token, http::response(431, why)),
+                    Protocol::Socks5 => self.close_app(cx.streams, token),
+                    Protocol::Http => self.send_refusal(cx, token, http::response(431, why)),
                 };
             }
             reader.bytes.reserve(free_bytes.min(1024));
             match reader.socket.read(&mut reader.bytes, free_bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Ok(0) | Err(_) => return self.close_app(tunnel, token),
+                Ok(0) | Err(_) => return self.close_app(cx.streams, token),
                 Ok(_) => {}
             }
             loop {
@@ -523,16 +500,16 @@ where
                         // A new connection accepts a few bytes; otherwise close it.
                         let written = reader.socket.write(&[IoSlice::new(&bytes)]);
                         if !written.is_ok_and(|count| count == bytes.len()) {
-                            return self.close_app(tunnel, token);
+                            return self.close_app(cx.streams, token);
                         }
                     }
                     RequestStep::Connect { to, early } => {
-                        return self.connect(now, poller, tunnel, token, to, early);
+                        return self.connect(cx, token, to, early);
                     }
-                    RequestStep::Associate => return self.associate(now, poller, tunnel, token),
+                    RequestStep::Associate => return self.associate(cx, token),
                     RequestStep::Refuse { answer, why } => {
                         tracing::debug!(why, "refused an app");
-                        return self.send_refusal(now, poller, tunnel, token, answer);
+                        return self.send_refusal(cx, token, answer);
                     }
                 }
             }
@@ -540,13 +517,7 @@ where
     }
 
     /// Opens a UDP association for an app.
-    fn associate<T: ProxyTunnel<Id = Id, Flow = Flow>>(
-        &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
-        token: u64,
-    ) {
+    fn associate<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, cx: &mut Context<'_, T>, token: u64) {
         let socket_token = self.free_token();
         let Some(mut app) = self.remove(token) else { return };
         let Stage::ReadingRequest(reader) = app.stage else { return };
@@ -554,7 +525,7 @@ where
             reader.socket.local_addr().and_then(|local| Ok((local.ip(), reader.socket.peer_addr()?.ip())));
         let opened = ends.and_then(|(local, from)| {
             self.associations.open(socket_token, local.to_canonical(), from.to_canonical(), |socket| {
-                poller.add(socket, socket_token, Interest::Read)
+                cx.poller.add(socket, socket_token, Interest::Read)
             })
         });
         let (answer, stays) = match opened {
@@ -567,22 +538,20 @@ where
         if !stays {
             app.stage = Stage::ReadingRequest(reader);
             self.insert(token, app);
-            return self.send_refusal(now, poller, tunnel, token, answer);
+            return self.send_refusal(cx, token, answer);
         }
         let written = reader.socket.write(&[IoSlice::new(&answer)]);
         app.stage = Stage::Associated(reader.socket, socket_token);
-        self.insert(token, App { due: now + IDLE_CHECK_INTERVAL, ..app });
+        self.insert(token, App { due: cx.now + IDLE_CHECK_INTERVAL, ..app });
         if !written.is_ok_and(|count| count == answer.len()) {
-            self.close_app(tunnel, token);
+            self.close_app(cx.streams, token);
         }
     }
 
     /// Waits for a stream to the target of a complete request.
     fn connect<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         token: u64,
         to: Authority,
         mut early: BytesMut,
@@ -597,13 +566,13 @@ where
         early.unsplit(reader.bytes);
         app.to = Some(to);
         let pending = PendingConnect { socket: reader.socket, answer, early: early.freeze() };
-        if poller.modify(&pending.socket, token, Interest::Nothing).is_err() {
+        if cx.poller.modify(&pending.socket, token, Interest::Nothing).is_err() {
             return;
         }
         app.stage = Stage::AwaitingStream(pending);
-        self.insert(token, App { due: now + CONNECT_TIMEOUT, ..app });
+        self.insert(token, App { due: cx.now + CONNECT_TIMEOUT, ..app });
         self.awaiting_stream.push_back(token);
-        self.open_streams(tunnel);
+        self.open_streams(cx.streams);
     }
 
     /// Opens streams for waiting connections, as far as the tunnel permits.
@@ -630,40 +599,36 @@ where
     /// Starts to move bytes of an established connection.
     fn on_stream_opened<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         token: u64,
     ) {
         let Some(mut app) = self.remove(token) else { return };
         let Stage::Connecting(id, pending) = app.stage else { return self.insert(token, app) };
-        let splice = Splice::new(now, pending.socket, token, Interest::Nothing)
+        let splice = Splice::new(cx.now, pending.socket, token, Interest::Nothing)
             .with_prefix(pending.answer, pending.early);
         app.due = splice.expires();
         app.stage = Stage::Open(id, splice);
         self.insert(token, app);
-        self.move_bytes(now, poller, tunnel, token, |splice, tunnel, buffers| {
-            splice.move_to_socket(now, tunnel, id, buffers)?;
-            splice.move_to_stream(now, tunnel, id, buffers)
+        self.move_bytes(cx, token, |splice, cx, buffers| {
+            splice.move_to_socket(cx, id, buffers)?;
+            splice.move_to_stream(cx, id, buffers)
         });
     }
 
     /// Moves bytes with `transfer`, then updates poller and timer, or closes the connection.
     fn move_bytes<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         token: u64,
-        transfer: impl FnOnce(&mut Splice, &mut T, &mut SpliceBuffers) -> io::Result<()>,
+        transfer: impl FnOnce(&mut Splice, &mut Context<'_, T>, &mut SpliceBuffers) -> io::Result<()>,
     ) {
         let Some(app) = self.apps.get_mut(&token) else { return };
         let Stage::Open(id, splice) = &mut app.stage else { return };
-        let moved = transfer(splice, tunnel, &mut self.buffers).and_then(|()| splice.update_interest(poller));
+        let moved = transfer(splice, cx, &mut self.buffers).and_then(|()| splice.update_interest(cx.poller));
         match moved {
             Err(error) => {
                 tracing::debug!(?id, %error, "the connection of an app broke");
-                self.close_app(tunnel, token);
+                self.close_app(cx.streams, token);
             }
             Ok(()) if splice.has_ended() => {
                 self.tokens.remove(id);
@@ -673,7 +638,7 @@ where
                 // A timer that is set too early is set again when it fires; only an earlier deadline (after
                 // one half has closed) must be set now.
                 let (expires, due) = (splice.expires(), app.due);
-                if expires < due.max(now) {
+                if expires < due.max(cx.now) {
                     self.set_timer(token, expires);
                 }
             }

@@ -4,12 +4,13 @@ use std::{
     fmt,
     hash::Hash,
     io::{self, IoSlice},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::connect::ProxyError;
-use mpvpn_os::poll::{Interest, Poller};
+use mpvpn_os::poll::Interest;
+use mpvpn_sockets::splice::Context;
 
 use super::{App, MAX_REQUEST_BYTES, Protocol, Proxy, ProxyTunnel, Refusal, Stage, http, socks5::Reply};
 
@@ -25,9 +26,7 @@ where
     /// Refuses a request that was waiting for its connection.
     pub(super) fn refuse<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         token: u64,
         failure: ProxyError,
         why: &str,
@@ -44,15 +43,13 @@ where
                 http::response(http::status_of(failure), &why)
             }
         };
-        self.send_refusal(now, poller, tunnel, token, answer);
+        self.send_refusal(cx, token, answer);
     }
 
     /// Sends a last response to an app without a connection, and closes after the app has read it.
     pub(super) fn send_refusal<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        now: Instant,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         token: u64,
         answer: Bytes,
     ) {
@@ -62,18 +59,18 @@ where
             Stage::AwaitingStream(pending) => pending.socket,
             Stage::Connecting(id, pending) => {
                 if self.tokens.remove(&id).is_some() {
-                    tunnel.abort(id);
+                    cx.streams.abort(id);
                 }
                 pending.socket
             }
             Stage::Refusing(refusal) => refusal.socket,
             Stage::Associated(socket, token) => {
-                self.associations.close(tunnel, token);
+                self.associations.close(cx.streams, token);
                 socket
             }
             Stage::Open(id, splice) => {
                 self.tokens.remove(&id);
-                tunnel.abort(id);
+                cx.streams.abort(id);
                 return splice.reset();
             }
         };
@@ -81,16 +78,15 @@ where
             return;
         }
         app.stage = Stage::Refusing(Refusal { socket, answer });
-        self.insert(token, App { due: now + REFUSAL_TIMEOUT, ..app });
-        self.continue_refusal(poller, tunnel, token);
+        self.insert(token, App { due: cx.now + REFUSAL_TIMEOUT, ..app });
+        self.continue_refusal(cx, token);
     }
 
     /// Sends the rest of the response, then waits until the app closes: unread bytes at a close would cause a
     /// reset, which can destroy the response.
     pub(super) fn continue_refusal<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
-        poller: &Poller,
-        tunnel: &mut T,
+        cx: &mut Context<'_, T>,
         token: u64,
     ) {
         let Some(app) = self.apps.get_mut(&token) else { return };
@@ -100,14 +96,14 @@ where
                 match refusal.socket.write(&[IoSlice::new(&refusal.answer)]) {
                     Ok(count) => refusal.answer.advance(count),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        poller.modify(&refusal.socket, token, Interest::Write)?;
+                        cx.poller.modify(&refusal.socket, token, Interest::Write)?;
                         return Ok(true);
                     }
                     Err(error) => return Err(error),
                 }
                 if refusal.answer.is_empty() {
                     refusal.socket.finish()?;
-                    poller.modify(&refusal.socket, token, Interest::Read)?;
+                    cx.poller.modify(&refusal.socket, token, Interest::Read)?;
                 }
             }
             let mut sink = BytesMut::with_capacity(MAX_REQUEST_BYTES);
@@ -119,7 +115,7 @@ where
             }
         };
         if !go_on().unwrap_or(false) {
-            self.close_app(tunnel, token);
+            self.close_app(cx.streams, token);
         }
     }
 

@@ -4,7 +4,7 @@ use std::{
 };
 
 use mpvpn_os::poll::Events;
-use mpvpn_sockets::splice::StreamRead;
+use mpvpn_sockets::splice::RelayRead;
 
 use super::{refusal::REFUSAL_TIMEOUT, *};
 
@@ -50,12 +50,12 @@ struct Stream {
 impl ByteStreams for Fake {
     type Id = usize;
 
-    fn read(&mut self, _: Instant, id: usize) -> StreamRead {
+    fn read(&mut self, _: Instant, id: usize) -> RelayRead {
         let stream = &mut self.streams[id];
         match stream.sends.pop_front() {
-            Some(data) => StreamRead::Data(data),
-            None if stream.has_finished => StreamRead::Finished,
-            None => StreamRead::Blocked,
+            Some(data) => RelayRead::Data(data),
+            None if stream.has_finished => RelayRead::Finished,
+            None => RelayRead::Blocked,
         }
     }
 
@@ -131,6 +131,12 @@ impl World {
         app
     }
 
+    /// Calls the proxy as the event loop does.
+    fn act(&mut self, call: impl FnOnce(&mut Proxy<usize, usize>, &mut Context<'_, Fake>)) {
+        let (now, poller, streams) = (self.now(), &self.poller, &mut self.tunnel);
+        call(&mut self.proxy, &mut Context { now, poller, streams });
+    }
+
     /// Runs the proxy until it is idle.
     fn run(&mut self) {
         let mut idle = 0;
@@ -139,17 +145,16 @@ impl World {
             idle = if count == 0 { idle + 1 } else { 0 };
             let now = self.now();
             for event in self.events.iter().collect::<Vec<_>>() {
-                self.proxy.on_socket_ready(now, &self.poller, &mut self.tunnel, event);
+                self.act(|proxy, cx| proxy.on_socket_ready(cx, event));
             }
             if self.proxy.poll_timeout().is_some_and(|at| at <= now) {
-                self.proxy.handle_timeout(now, &self.poller, &mut self.tunnel);
+                self.act(|proxy, cx| proxy.handle_timeout(cx));
             }
         }
     }
 
     fn send_event(&mut self, event: StreamEvent<usize>) {
-        let now = self.now();
-        self.proxy.on_stream_event(now, &self.poller, &mut self.tunnel, event);
+        self.act(|proxy, cx| proxy.on_stream_event(cx, event));
         self.run();
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use mpvpn_egress::Relays;
 use mpvpn_masque::connect::ProxyError;
-use mpvpn_sockets::splice::{ByteStreams, StreamRead};
+use mpvpn_sockets::splice::{ByteStreams, RelayRead};
 use mpvpn_tunnel::{RelayId, Server, UdpId};
 
 /// One relay request.
@@ -22,10 +22,10 @@ pub(super) struct ClientRelays<'a>(pub(super) &'a mut Server);
 impl ByteStreams for ClientRelays<'_> {
     type Id = RelayKey;
 
-    fn read(&mut self, now: Instant, id: RelayKey) -> StreamRead {
+    fn read(&mut self, now: Instant, id: RelayKey) -> RelayRead {
         match id {
-            RelayKey::Tcp(id) => self.0.relay_read(now, id).into(),
-            RelayKey::Udp(_) => StreamRead::Blocked,
+            RelayKey::Tcp(id) => self.0.relay_read(now, id),
+            RelayKey::Udp(_) => RelayRead::Blocked,
         }
     }
 

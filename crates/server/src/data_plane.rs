@@ -13,6 +13,7 @@ use mpvpn_error::RunError;
 use mpvpn_input::role::Role;
 use mpvpn_os::poll::{TUN_TOKEN, WAKE_TOKEN};
 use mpvpn_report::flows;
+use mpvpn_sockets::splice::Context;
 use mpvpn_status::{Class, FlowList, Status, events::EventSender};
 use mpvpn_threads::{
     event_loop::{EventLoop, Iteration, has_waited_long},
@@ -176,7 +177,7 @@ impl DataPlane {
 
     /// Handles ready sockets and expired timers.
     pub(super) fn handle_ready(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
-        let now = iteration.now;
+        let (now, poller) = (iteration.now, &event_loop.poller);
         let (mut stalled, mut tun_ready, mut written) = (iteration.stalled, false, false);
         for event in &iteration.ready {
             match event.token {
@@ -184,18 +185,17 @@ impl DataPlane {
                 WAKE_TOKEN => {
                     event_loop.wake.drain();
                     self.receive_handed_packets(now);
-                    self.egress.poll_resolver(now, &event_loop.poller, &mut ClientRelays(&mut self.server));
+                    let streams = &mut ClientRelays(&mut self.server);
+                    self.egress.poll_resolver(&mut Context { now, poller, streams });
                     self.visits.poll(now, &mut self.server);
                 }
-                FIRST_EGRESS_TOKEN.. => self.egress.on_socket_ready(
-                    now,
-                    &event_loop.poller,
-                    &mut ClientRelays(&mut self.server),
-                    *event,
-                ),
+                FIRST_EGRESS_TOKEN.. => {
+                    let streams = &mut ClientRelays(&mut self.server);
+                    self.egress.on_socket_ready(&mut Context { now, poller, streams }, *event);
+                }
                 _ => {
                     let (server, tun) = (&mut self.server, &self.tun);
-                    let arrived = self.sockets.on_ready(&event_loop.poller, *event, server, |server| {
+                    let arrived = self.sockets.on_ready(poller, *event, server, |server| {
                         server.handle_batch(now);
                         written |= write_received_packets(server, tun);
                     });
@@ -214,7 +214,8 @@ impl DataPlane {
             self.server.handle_timeout(now);
         }
         if self.egress.poll_timeout().is_some_and(|at| at <= now) {
-            self.egress.handle_timeout(now, &event_loop.poller, &mut ClientRelays(&mut self.server));
+            let streams = &mut ClientRelays(&mut self.server);
+            self.egress.handle_timeout(&mut Context { now, poller, streams });
         }
     }
 
@@ -225,6 +226,7 @@ impl DataPlane {
         while let Some(event) = self.server.poll_event() {
             any = true;
             let streams = &mut ClientRelays(&mut self.server);
+            let cx = &mut Context { now, poller, streams };
             match event {
                 ServerEvent::Mtu(new) => *mtu = Some(new),
                 ServerEvent::Filter(request) => {
@@ -238,7 +240,7 @@ impl DataPlane {
                     }
                 }
                 ServerEvent::Connect { relay, user, to } => {
-                    egress.connect(now, poller, streams, RelayKey::Tcp(relay), (&user, to, Transport::Tcp));
+                    egress.connect(cx, RelayKey::Tcp(relay), (&user, to, Transport::Tcp));
                 }
                 ServerEvent::Visit { visit, headers, from } => {
                     self.visits.begin(now, &mut self.server, visit, (headers, from));
@@ -250,15 +252,11 @@ impl DataPlane {
                     self.visits.write(now, &mut self.server, relay);
                 }
                 ServerEvent::RelayGone(relay) if self.visits.has(relay) => self.visits.end(relay),
-                ServerEvent::RelayReadable(relay) => {
-                    egress.on_stream_readable(now, poller, streams, RelayKey::Tcp(relay))
-                }
-                ServerEvent::RelayWritable(relay) => {
-                    egress.on_stream_writable(now, poller, streams, RelayKey::Tcp(relay))
-                }
+                ServerEvent::RelayReadable(relay) => egress.on_stream_readable(cx, RelayKey::Tcp(relay)),
+                ServerEvent::RelayWritable(relay) => egress.on_stream_writable(cx, RelayKey::Tcp(relay)),
                 ServerEvent::RelayGone(relay) => egress.on_client_gone(RelayKey::Tcp(relay)),
                 ServerEvent::ConnectUdp { udp, user, to } => {
-                    egress.connect(now, poller, streams, RelayKey::Udp(udp), (&user, to, Transport::Udp));
+                    egress.connect(cx, RelayKey::Udp(udp), (&user, to, Transport::Udp));
                 }
                 ServerEvent::UdpGone(udp) => egress.on_client_gone(RelayKey::Udp(udp)),
             }

@@ -18,7 +18,7 @@ use mpvpn_os::{
     TcpSocket,
     poll::{Event, Interest, Poller},
 };
-use mpvpn_tunnel::RelayRead;
+pub use mpvpn_tunnel::RelayRead;
 
 /// The streams of the tunnel that splices are connected to.
 pub trait ByteStreams {
@@ -27,7 +27,7 @@ pub trait ByteStreams {
 
     /// Takes the next bytes of a stream. After `Blocked`, [`Splice::on_stream_readable`] must be called when
     /// there are more; after `Finished` it is not called again.
-    fn read(&mut self, now: Instant, id: Self::Id) -> StreamRead;
+    fn read(&mut self, now: Instant, id: Self::Id) -> RelayRead;
 
     /// The number of bytes that the stream accepts now. After 0, [`Splice::move_to_stream`] must be called
     /// when it accepts more.
@@ -40,26 +40,14 @@ pub trait ByteStreams {
     fn finish(&mut self, now: Instant, id: Self::Id);
 }
 
-/// The result of reading a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StreamRead {
-    /// Bytes.
-    Data(Bytes),
-    /// The end of the stream.
-    Finished,
-    /// No bytes now.
-    Blocked,
-}
-
-impl From<RelayRead> for StreamRead {
-    fn from(read: RelayRead) -> Self {
-        match read {
-            RelayRead::Data(data) => Self::Data(data),
-            RelayRead::Finished => Self::Finished,
-            // An event that reports the broken stream follows.
-            RelayRead::Blocked | RelayRead::Broken => Self::Blocked,
-        }
-    }
+/// The parts of an event-loop iteration that connections need.
+pub struct Context<'a, S> {
+    /// When the iteration began.
+    pub now: Instant,
+    /// Watches the sockets.
+    pub poller: &'a Poller,
+    /// The streams of the tunnel.
+    pub streams: &'a mut S,
 }
 
 /// A connection on which no byte moved for this long is reset (RFC 5382 §5 asks for at least 2 hours and 4
@@ -202,17 +190,16 @@ impl Splice {
     /// Handles an event of the socket.
     pub fn on_socket_ready<S: ByteStreams>(
         &mut self,
-        now: Instant,
+        cx: &mut Context<'_, S>,
         event: Event,
-        streams: &mut S,
         id: S::Id,
         buffers: &mut SpliceBuffers,
     ) -> io::Result<()> {
         if event.writable && !self.unsent.is_empty() {
-            self.move_to_socket(now, streams, id, buffers)?;
+            self.move_to_socket(cx, id, buffers)?;
         }
         if event.readable && !self.read_paused {
-            self.move_to_stream(now, streams, id, buffers)?;
+            self.move_to_stream(cx, id, buffers)?;
         }
         if event.closed && (self.read_paused || self.socket_half != Half::Open) {
             // Nothing reads the socket now, so look for its error. Without an error, the end is read once the
@@ -226,20 +213,18 @@ impl Splice {
     /// The stream has bytes, or has ended.
     pub fn on_stream_readable<S: ByteStreams>(
         &mut self,
-        now: Instant,
-        streams: &mut S,
+        cx: &mut Context<'_, S>,
         id: S::Id,
         buffers: &mut SpliceBuffers,
     ) -> io::Result<()> {
         // If bytes wait for a full socket, its writable event continues.
-        if self.unsent.is_empty() { self.move_to_socket(now, streams, id, buffers) } else { Ok(()) }
+        if self.unsent.is_empty() { self.move_to_socket(cx, id, buffers) } else { Ok(()) }
     }
 
     /// Moves bytes from the stream to the socket, until the stream has no more or the socket accepts no more.
     pub fn move_to_socket<S: ByteStreams>(
         &mut self,
-        now: Instant,
-        streams: &mut S,
+        cx: &mut Context<'_, S>,
         id: S::Id,
         buffers: &mut SpliceBuffers,
     ) -> io::Result<()> {
@@ -255,15 +240,16 @@ impl Splice {
                 && bytes < MAX_WRITE_BYTES
                 && chunks.len() < MAX_WRITE_CHUNKS
             {
-                match streams.read(now, id) {
-                    StreamRead::Data(data) => {
+                match cx.streams.read(cx.now, id) {
+                    RelayRead::Data(data) => {
                         // An empty chunk counts as no bytes.
                         is_blocked = data.is_empty();
                         bytes += data.len();
                         chunks.extend((!data.is_empty()).then_some(data));
                     }
-                    StreamRead::Finished => self.stream_half = Half::SourceEnded,
-                    StreamRead::Blocked => is_blocked = true,
+                    RelayRead::Finished => self.stream_half = Half::SourceEnded,
+                    // An event that reports a broken stream follows.
+                    RelayRead::Blocked | RelayRead::Broken => is_blocked = true,
                 }
             }
             if chunks.is_empty() {
@@ -282,7 +268,7 @@ impl Splice {
                 }
             };
             if written > 0 {
-                self.last_activity = now;
+                self.last_activity = cx.now;
                 self.to_socket += written as u64;
             }
             if written < bytes {
@@ -297,7 +283,7 @@ impl Splice {
         if self.stream_half == Half::SourceEnded {
             self.socket.finish()?;
             self.stream_half = Half::EndForwarded;
-            self.last_activity = now;
+            self.last_activity = cx.now;
         }
         Ok(())
     }
@@ -306,15 +292,14 @@ impl Splice {
     /// or `MAX_READ_BYTES_PER_EVENT` are read.
     pub fn move_to_stream<S: ByteStreams>(
         &mut self,
-        now: Instant,
-        streams: &mut S,
+        cx: &mut Context<'_, S>,
         id: S::Id,
         buffers: &mut SpliceBuffers,
     ) -> io::Result<()> {
         let buffer = &mut buffers.buffer;
         let mut left = MAX_READ_BYTES_PER_EVENT;
         while self.socket_half == Half::Open {
-            let writable = streams.writable_bytes(now, id);
+            let writable = cx.streams.writable_bytes(cx.now, id);
             if writable == 0 {
                 // If something was read, the stream may accept more before the poller reports the socket
                 // again.
@@ -324,8 +309,8 @@ impl Splice {
             if !self.prefetched.is_empty() {
                 let data = self.prefetched.split_to(writable.min(self.prefetched.len()));
                 self.from_socket += data.len() as u64;
-                streams.write(now, id, data);
-                self.last_activity = now;
+                cx.streams.write(cx.now, id, data);
+                self.last_activity = cx.now;
                 continue;
             }
             if left == 0 {
@@ -340,10 +325,10 @@ impl Splice {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             };
-            self.last_activity = now;
+            self.last_activity = cx.now;
             if count == 0 {
                 self.socket_half = Half::EndForwarded;
-                streams.finish(now, id);
+                cx.streams.finish(cx.now, id);
                 break;
             }
             let data = match count < MIN_ZERO_COPY_BYTES {
@@ -352,7 +337,7 @@ impl Splice {
             };
             buffer.clear();
             self.from_socket += count as u64;
-            streams.write(now, id, data);
+            cx.streams.write(cx.now, id, data);
             left -= count;
             if count < limit {
                 break;
