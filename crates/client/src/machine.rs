@@ -18,7 +18,7 @@ use mpvpn_os::{
     netlink::Interface,
     tunnel_net::{
         self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
-        InboundNet, ShareNet, ShareSource,
+        InboundNet, ShareSource, share_tunnel,
     },
     undo::{self, CLASS_MARKS, INSTANCE_NUMBERS},
 };
@@ -56,7 +56,7 @@ pub(super) struct Machine {
     tun_name: String,
     /// The firewall mark of the tunnel's own packets.
     pub(super) mark: u32,
-    share: Option<ShareNet>,
+    is_shared: bool,
     resolver: ResolverConfig,
     /// The name servers that were applied last.
     applied_resolvers: Option<Vec<IpAddr>>,
@@ -163,7 +163,7 @@ impl Machine {
             resolver: ResolverConfig::new(&tun_name),
             tun_name,
             mark,
-            share: None,
+            is_shared: false,
             applied_resolvers: None,
             dns_leak: None,
             local_names: None,
@@ -398,12 +398,13 @@ impl Machine {
     /// Lets other machines use the tunnel.
     pub(super) fn share(&mut self, config: &ClientConfig) -> Result<(), RunError> {
         self.classes.enable_forwarding(&mut self.undo)?;
-        if config.share.is_empty() || self.share.is_some() {
+        if config.share.is_empty() || self.is_shared {
             return Ok(());
         }
         let sources =
             config.share.iter().map(|text| text.parse()).collect::<Result<Vec<ShareSource>, _>>()?;
-        self.share = Some(ShareNet::configure(&mut self.undo, &self.tun_name, &sources)?);
+        share_tunnel(&mut self.undo, &self.tun_name, &sources)?;
+        self.is_shared = true;
         Ok(())
     }
 

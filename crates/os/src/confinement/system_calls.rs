@@ -5,7 +5,10 @@
 //! what debugs, and, unless programs are needed, what starts programs. The kernel keeps the decision for each
 //! number, so an allowed call costs nothing more.
 
-use std::{collections::BTreeMap, io};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
 
 use libc::{c_int, c_long, c_void, siginfo_t};
 use seccompiler::{
@@ -197,27 +200,14 @@ fn set_result(_context: &mut libc::ucontext_t, _result: c_long) {}
 /// Writes the line into `buffer`, without allocation; returns its length.
 fn denied_line(number: c_int, buffer: &mut [u8]) -> usize {
     let name = usize::try_from(number).ok().and_then(Sysno::new).map_or("unknown", |call| call.name());
-    let mut digits = [0; 11];
-    let mut first = digits.len();
-    let mut rest = number.unsigned_abs();
-    while first == digits.len() || rest > 0 {
-        first -= 1;
-        digits[first] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    let parts: [&[u8]; 5] = [
-        b"mpvpn: the system call ",
-        name.as_bytes(),
-        b" (",
-        &digits[first..],
-        b") is not allowed to this process and failed with EPERM; --confine off allows all\n",
-    ];
-    let mut length = 0;
-    for byte in parts.into_iter().flatten().take(buffer.len()) {
-        buffer[length] = *byte;
-        length += 1;
-    }
-    length
+    let (number, room) = (number.unsigned_abs(), buffer.len());
+    let mut rest = buffer;
+    // It fails only where the line is longer than the buffer, and has written what fits.
+    let _ = writeln!(
+        rest,
+        "mpvpn: the system call {name} ({number}) is not allowed to this process and failed with EPERM; --confine off allows all"
+    );
+    room - rest.len()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Exceptions;
 use crate::{
     error::OsError,
-    undo::{failed, open_locked, read, read_text, replace, start_time},
+    undo::{failed, open_locked, read_record, read_text, replace, start_time, write_record},
 };
 
 /// The exceptions of one instance.
@@ -69,7 +69,7 @@ impl Records {
     }
 
     pub(super) fn read(&self, name: &str) -> Option<Record> {
-        serde_json::from_slice(&read(&self.path(name)).ok()?).ok()
+        read_record(&self.path(name))
     }
 
     /// Writes the exceptions of an instance that runs in this process.
@@ -81,9 +81,7 @@ impl Records {
 
     /// Writes a record as it is.
     pub(super) fn restore(&self, name: &str, record: &Record) -> Result<(), OsError> {
-        let path = self.path(name);
-        let bytes = serde_json::to_vec(record).map_err(|error| failed("encode", &path, error.into()))?;
-        replace(&path, &bytes).map_err(|source| failed("write", &path, source))
+        write_record(&self.path(name), record)
     }
 
     pub(super) fn remove(&self, name: &str) -> Result<(), OsError> {

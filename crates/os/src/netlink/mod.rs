@@ -16,7 +16,7 @@ pub use address::AddressInfo;
 use ipnet::IpNet;
 pub use link::{Interface, LinkInfo};
 pub use monitor::{Event, Monitor};
-use neighbour::UnresolvedNeighbour;
+use neighbour::removal_of_unresolved;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage as Request,
     link::{LinkAttribute, LinkFlags},
@@ -118,11 +118,9 @@ impl Netlink {
     /// carrier have started resolutions that the kernel repeats only once a second (`retrans_time_ms`,
     /// arp(7)), and meanwhile it holds packets back.
     pub fn flush_unresolved_neighbours(&mut self, index: u32) -> Result<(), OsError> {
-        let messages = self.socket.dump("list", "neighbours", Request::GetNeighbour(Default::default()))?;
-        let unresolved = messages.iter().filter_map(UnresolvedNeighbour::parse);
-        for neighbour in unresolved.filter(|neighbour| neighbour.index == index) {
-            let object = format!("{} of interface {index}", neighbour.address);
-            let request = neighbour.remove_request();
+        let entries = self.socket.dump("list", "neighbours", Request::GetNeighbour(Default::default()))?;
+        for (address, request) in entries.into_iter().filter_map(|it| removal_of_unresolved(it, index)) {
+            let object = format!("{address} of interface {index}");
             ignore_gone(self.socket.change(Change::Remove, "remove the neighbour entry", object, request))?;
         }
         Ok(())

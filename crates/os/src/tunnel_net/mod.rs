@@ -1,5 +1,5 @@
 //! The network configuration of a machine with a tunnel: of a client ([`ClientNet`]), of the TUN devices of
-//! its classes ([`ClassNet`]), of a LAN behind it ([`ShareNet`]), and of a server ([`ServerNet`]).
+//! its classes ([`ClassNet`]), of a LAN behind it ([`share_tunnel`]), and of a server ([`ServerNet`]).
 //!
 //! In: TUN devices, and the addresses, routes and MTU that are wanted, each time they change. Out: steps that
 //! are applied through the journal. Always holds: every step is in the journal before it is applied; steps
@@ -24,7 +24,7 @@ pub(crate) use identity::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, is_table_of_instan
 pub use inbound::InboundNet;
 pub use kept_networks::is_private;
 pub use server::{Nat, PacketAccess, ServerNet, ServerNetConfig, first_address};
-pub use share::{ShareNet, ShareSource};
+pub use share::{ShareSource, share_tunnel};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 

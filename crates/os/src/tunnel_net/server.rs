@@ -3,7 +3,7 @@
 
 use ipnet::IpNet;
 
-use super::{AppliedSteps, Families, enable_forwarding, prepare_device};
+use super::{Families, enable_forwarding, prepare_device};
 use crate::{
     error::OsError,
     firewall::{ClientFilter, Exit, Masquerade, Origin, Profile, Rules, SessionProfiles},
@@ -56,7 +56,6 @@ pub struct ServerNet {
     addresses: Vec<IpNet>,
     filter: ClientFilter,
     nat_rules: Option<Rules>,
-    _applied: AppliedSteps,
 }
 
 impl ServerNet {
@@ -84,14 +83,13 @@ impl ServerNet {
         );
         let nat_rules = (config.nat == Nat::Masquerade).then(|| nat_rules(config));
         steps.extend(nat_rules.clone().map(|rules| Step::Firewall { rules }));
-        let mut applied = AppliedSteps::default();
-        applied.change_to(undo, steps)?;
+        undo.apply(&steps)?;
         let families = Families {
             v4: config.subnets.iter().any(|subnet| matches!(subnet, IpNet::V4(_))),
             v6: config.subnets.iter().any(|subnet| matches!(subnet, IpNet::V6(_))),
         };
         enable_forwarding(undo, &mut netlink, families)?;
-        Ok(Self { tun: config.tun.clone(), netlink, addresses, filter, nat_rules, _applied: applied })
+        Ok(Self { tun: config.tun.clone(), netlink, addresses, filter, nat_rules })
     }
 
     /// The profiles of sessions; all have the first one.

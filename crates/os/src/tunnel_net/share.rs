@@ -5,7 +5,7 @@ use std::str::FromStr;
 use derive_more::Display;
 use ipnet::IpNet;
 
-use super::{AppliedSteps, Families, enable_forwarding};
+use super::{Families, enable_forwarding};
 use crate::{
     error::OsError,
     firewall::{Exit, Masquerade, Origin, Rules},
@@ -38,36 +38,26 @@ impl FromStr for ShareSource {
     }
 }
 
-/// A tunnel shared with a LAN, until the journal reverts it.
-#[derive(Debug)]
-pub struct ShareNet {
-    _applied: AppliedSteps,
-}
-
-impl ShareNet {
-    /// Shares the TUN device `tun` with `sources`.
-    pub fn configure(undo: &mut UndoJournal, tun: &str, sources: &[ShareSource]) -> Result<Self, OsError> {
-        let mut netlink = Netlink::open()?;
-        for source in sources {
-            if let ShareSource::Interface(name) = source {
-                netlink.link(name)?;
-            }
+/// Shares the TUN device `tun` with `sources`, until the journal reverts it.
+pub fn share_tunnel(undo: &mut UndoJournal, tun: &str, sources: &[ShareSource]) -> Result<(), OsError> {
+    let mut netlink = Netlink::open()?;
+    for source in sources {
+        if let ShareSource::Interface(name) = source {
+            netlink.link(name)?;
         }
-        let mut applied = AppliedSteps::default();
-        if sources.is_empty() {
-            return Ok(Self { _applied: applied });
-        }
-        applied.change_to(undo, vec![Step::Firewall { rules: nat_rules(tun, sources) }])?;
-        let is_interface = |source: &ShareSource| matches!(source, ShareSource::Interface(_));
-        let is_v4 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V4(_)));
-        let is_v6 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V6(_)));
-        let families = Families {
-            v4: sources.iter().any(|source| is_interface(source) || is_v4(source)),
-            v6: sources.iter().any(|source| is_interface(source) || is_v6(source)) && sysctl::has_ipv6(),
-        };
-        enable_forwarding(undo, &mut netlink, families)?;
-        Ok(Self { _applied: applied })
     }
+    if sources.is_empty() {
+        return Ok(());
+    }
+    undo.apply(&[Step::Firewall { rules: nat_rules(tun, sources) }])?;
+    let is_interface = |source: &ShareSource| matches!(source, ShareSource::Interface(_));
+    let is_v4 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V4(_)));
+    let is_v6 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V6(_)));
+    let families = Families {
+        v4: sources.iter().any(|source| is_interface(source) || is_v4(source)),
+        v6: sources.iter().any(|source| is_interface(source) || is_v6(source)) && sysctl::has_ipv6(),
+    };
+    enable_forwarding(undo, &mut netlink, families)
 }
 
 fn nat_rules(tun: &str, sources: &[ShareSource]) -> Rules {

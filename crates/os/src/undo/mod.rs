@@ -31,7 +31,7 @@ pub(crate) use lock::{give_to_owner_of_folder, open_locked};
 use numbers::TakenNumber;
 pub use numbers::{CLASS_MARKS, INSTANCE_NUMBERS, LINK_NUMBERS, NumberPool};
 pub(crate) use owners::{Owners, original};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub use step::Step;
 
 use crate::{
@@ -281,8 +281,7 @@ impl UndoJournal {
     }
 
     fn save(&self) -> Result<(), OsError> {
-        let bytes = serde_json::to_vec(&self.record).map_err(|e| failed("encode", &self.path, e.into()))?;
-        replace(&self.path, &bytes).map_err(|e| failed("write", &self.path, e))
+        write_record(&self.path, &self.record)
     }
 }
 
@@ -340,6 +339,17 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// The text in such a file; empty if it cannot be read.
 pub(crate) fn read_text(path: &Path) -> String {
     read(path).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default()
+}
+
+/// The record in such a file; `None` if there is none that this version can read.
+pub(crate) fn read_record<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&read(path).ok()?).ok()
+}
+
+/// Replaces the record in such a file.
+pub(crate) fn write_record<T: Serialize>(path: &Path, record: &T) -> Result<(), OsError> {
+    let bytes = serde_json::to_vec(record).map_err(|error| failed("encode", path, error.into()))?;
+    replace(path, &bytes).map_err(|error| failed("write", path, error))
 }
 
 /// Replaces a file such that after a crash either the old or the new one exists completely.

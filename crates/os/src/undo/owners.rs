@@ -9,14 +9,14 @@
 //! A record is a file in `<folder of the network namespace>/settings/`.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{failed, open_locked, replace, start_time};
+use super::{failed, open_locked, read_record, start_time, write_record};
 use crate::error::OsError;
 
 const GUARD: &str = "lock";
@@ -64,11 +64,10 @@ impl Owners {
         set: &T,
         write: impl FnOnce() -> Result<(), OsError>,
     ) -> Result<(), OsError> {
-        let guard = self.folder.join(GUARD);
-        let _guard =
-            open_locked(&guard, FlockOperation::LockExclusive).map_err(|e| failed("lock", &guard, e))?;
+        let _guard = self.lock()?;
         let path = self.path(key);
-        let known = read::<T>(&path).filter(|record| record.owners.iter().any(|owner| owner.set == *now));
+        let is_of_owner = |record: &Record<T>| record.owners.iter().any(|owner| owner.set == *now);
+        let known = read_record(&path).filter(is_of_owner);
         // The present value belongs to none of them: another program has changed it, and this is the value to
         // restore.
         let mut record = known.unwrap_or_else(|| Record { before: now.clone(), owners: Vec::new() });
@@ -76,7 +75,7 @@ impl Owners {
         let pid = std::process::id();
         let start_time = start_time(pid).unwrap_or(0);
         record.owners.push(Owner { name: self.name.clone(), pid, start_time, set: set.clone() });
-        save(&path, &record)?;
+        write_record(&path, &record)?;
         write()
     }
 
@@ -93,10 +92,8 @@ impl Owners {
         if !self.folder.exists() {
             return restore(before);
         }
-        let guard = self.folder.join(GUARD);
-        let _guard =
-            open_locked(&guard, FlockOperation::LockExclusive).map_err(|e| failed("lock", &guard, e))?;
-        let result = match read::<T>(&path) {
+        let _guard = self.lock()?;
+        let result = match read_record::<Record<T>>(&path) {
             None => restore(before),
             Some(mut record) => {
                 let is_own = |owner: &Owner<T>| owner.name == self.name && owner.set == *set;
@@ -105,7 +102,7 @@ impl Owners {
                     None => Ok(()),
                     Some(at) if at + 1 < record.owners.len() => {
                         record.owners.remove(at);
-                        save(&path, &record)
+                        write_record(&path, &record)
                     }
                     Some(_) => {
                         record.owners.pop();
@@ -116,7 +113,7 @@ impl Owners {
                         // Only now: a process killed in between must find the record.
                         let saved = match record.owners.is_empty() {
                             true => fs::remove_file(&path).map_err(|e| failed("remove", &path, e)),
-                            false => save(&path, &record),
+                            false => write_record(&path, &record),
                         };
                         restored.and(saved)
                     }
@@ -125,7 +122,7 @@ impl Owners {
         };
         let is_guard = |entry: fs::DirEntry| entry.file_name() == GUARD;
         if fs::read_dir(&self.folder).is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(is_guard))) {
-            let _ = fs::remove_file(&guard);
+            let _ = fs::remove_file(self.folder.join(GUARD));
             let _ = fs::remove_dir(&self.folder);
         }
         result
@@ -136,6 +133,11 @@ impl Owners {
         self.path(key).exists()
     }
 
+    fn lock(&self) -> Result<Option<File>, OsError> {
+        let guard = self.folder.join(GUARD);
+        open_locked(&guard, FlockOperation::LockExclusive).map_err(|e| failed("lock", &guard, e))
+    }
+
     fn path(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{}.json", key.replace('%', "%25").replace('/', "%2F")))
     }
@@ -144,16 +146,7 @@ impl Owners {
 /// The value before all instances that have changed the setting `key`, in the network namespace with this
 /// folder; `None` if no instance has changed it.
 pub(crate) fn original<T: DeserializeOwned>(namespace: &Path, key: &str) -> Option<T> {
-    read::<T>(&Owners::new(namespace, "").path(key)).map(|record| record.before)
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> Option<Record<T>> {
-    serde_json::from_slice(&super::read(path).ok()?).ok()
-}
-
-fn save<T: Serialize>(path: &Path, record: &Record<T>) -> Result<(), OsError> {
-    let bytes = serde_json::to_vec(record).map_err(|error| failed("encode", path, error.into()))?;
-    replace(path, &bytes).map_err(|error| failed("write", path, error))
+    read_record::<Record<T>>(&Owners::new(namespace, "").path(key)).map(|record| record.before)
 }
 
 #[cfg(test)]
@@ -204,13 +197,13 @@ mod tests {
         /// Makes the record say that the process of `name` has ended.
         fn kill(&self, name: &str) {
             let path = self.owners(name).path("a/key");
-            let mut record: Record<String> = read(&path).unwrap();
+            let mut record: Record<String> = read_record(&path).unwrap();
             record
                 .owners
                 .iter_mut()
                 .filter(|owner| owner.name == name)
                 .for_each(|owner| owner.start_time += 1);
-            save(&path, &record).unwrap();
+            write_record(&path, &record).unwrap();
         }
     }
 

@@ -18,7 +18,7 @@ use mpvpn_os::{
     sysctl,
     tunnel_net::{
         ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses, Nat,
-        PacketAccess, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
+        PacketAccess, Routes, ServerNet, ServerNetConfig, ShareSource, share_tunnel,
     },
     undo::Step,
 };
@@ -469,12 +469,9 @@ fn a_lan_behind_the_client_is_translated_to_the_tunnel() {
         let (_device, t0) = tun("t0");
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let missing = [ShareSource::Interface("nowhere0".into())];
-        assert!(matches!(
-            ShareNet::configure(&mut undo, &t0.name, &missing),
-            Err(OsError::NoInterface { .. })
-        ));
+        assert!(matches!(share_tunnel(&mut undo, &t0.name, &missing), Err(OsError::NoInterface { .. })));
         let sources = [ShareSource::Interface("lan0".into()), "192.168.7.0/24".parse().unwrap()];
-        let _share = ShareNet::configure(&mut undo, &t0.name, &sources).unwrap();
+        share_tunnel(&mut undo, &t0.name, &sources).unwrap();
         let shown = run("nft", "list table inet mpvpn_t0");
         assert!(shown.contains(r#"iifname "lan0" oifname "t0" masquerade"#), "{shown}");
         assert!(shown.contains(r#"ip saddr 192.168.7.0/24 oifname "t0" masquerade"#), "{shown}");
@@ -690,7 +687,7 @@ fn change_everything_and_die(folder: &Path) -> ! {
     let mut undo = UndoJournal::open(folder, "t0").unwrap();
     let mut client = ClientNet::new(ClientNetConfig::new(t0, 0)).unwrap();
     client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
-    let _share = ShareNet::configure(&mut undo, "t0", &[ShareSource::Interface("eth0".into())]).unwrap();
+    share_tunnel(&mut undo, "t0", &[ShareSource::Interface("eth0".into())]).unwrap();
     let unreachable =
         |step: &Step| matches!(step, Step::Route { route, .. } if route.kind == RouteKind::Unreachable);
     assert!(undo.steps().iter().any(unreachable));
