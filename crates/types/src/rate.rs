@@ -2,6 +2,8 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use crate::size::parse_amount;
+
 /// A data rate in bit/s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -68,26 +70,19 @@ impl TryFrom<String> for BitRate {
 #[error("`{0}` is not a rate: write a number with a unit, as in 100mbit, 1.5gbit or 500kbit")]
 pub struct ParseBitRateError(String);
 
+/// Units of rates, in lower case.
+const UNITS: [(&[&str], f64); 4] = [
+    (&["bit", "bps"], 1.0),
+    (&["k", "kbit", "kbps"], 1e3),
+    (&["m", "mbit", "mbps"], 1e6),
+    (&["g", "gbit", "gbps"], 1e9),
+];
+
 impl FromStr for BitRate {
     type Err = ParseBitRateError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ParseBitRateError(text.to_owned());
-        let lower = text.trim().to_ascii_lowercase();
-        let split = lower.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(error)?;
-        let (number, unit) = lower.split_at(split);
-        let factor = match unit {
-            "bit" | "bps" => 1.0,
-            "k" | "kbit" | "kbps" => 1e3,
-            "m" | "mbit" | "mbps" => 1e6,
-            "g" | "gbit" | "gbps" => 1e9,
-            _ => return Err(error()),
-        };
-        let value: f64 = number.trim().parse().map_err(|_| error())?;
-        if !value.is_finite() || value < 0.0 || value * factor > 1e15 {
-            return Err(error());
-        }
-        Ok(Self((value * factor).round() as u64))
+        parse_amount(text, &UNITS, 1e15).map(Self).ok_or_else(|| ParseBitRateError(text.to_owned()))
     }
 }
 

@@ -40,32 +40,34 @@ impl fmt::Display for ByteSize {
 #[error("`{0}` is not an amount of data: write a number with a unit, as in 50GB, 1.5TB or 500MB")]
 pub struct ParseByteSizeError(String);
 
+/// Units that are parsed, in lower case.
+const PARSED_UNITS: [(&[&str], f64); 9] = [
+    (&["b"], 1.0),
+    (&["k", "kb"], 1e3),
+    (&["m", "mb"], 1e6),
+    (&["g", "gb"], 1e9),
+    (&["t", "tb"], 1e12),
+    (&["kib"], 1024.0),
+    (&["mib"], 1_048_576.0),
+    (&["gib"], 1_073_741_824.0),
+    (&["tib"], 1_099_511_627_776.0),
+];
+
 impl FromStr for ByteSize {
     type Err = ParseByteSizeError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ParseByteSizeError(text.to_owned());
-        let lower = text.trim().to_ascii_lowercase();
-        let split = lower.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(error)?;
-        let (number, unit) = lower.split_at(split);
-        let factor = match unit {
-            "b" => 1.0,
-            "k" | "kb" => 1e3,
-            "m" | "mb" => 1e6,
-            "g" | "gb" => 1e9,
-            "t" | "tb" => 1e12,
-            "kib" => 1024.0,
-            "mib" => 1024.0 * 1024.0,
-            "gib" => 1024.0 * 1024.0 * 1024.0,
-            "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-            _ => return Err(error()),
-        };
-        let value: f64 = number.trim().parse().map_err(|_| error())?;
-        if !value.is_finite() || value < 0.0 || value * factor > 1e18 {
-            return Err(error());
-        }
-        Ok(Self((value * factor).round() as u64))
+        parse_amount(text, &PARSED_UNITS, 1e18).map(Self).ok_or_else(|| ParseByteSizeError(text.to_owned()))
     }
+}
+
+/// Parses a number with one of `units` in any case; `None` unless the amount is from 0 to `max`.
+pub(crate) fn parse_amount(text: &str, units: &[(&[&str], f64)], max: f64) -> Option<u64> {
+    let lower = text.trim().to_ascii_lowercase();
+    let (number, unit) = lower.split_at(lower.find(|c: char| c.is_ascii_alphabetic())?);
+    let (_, factor) = units.iter().find(|(names, _)| names.contains(&unit))?;
+    let amount = number.trim().parse::<f64>().ok()? * factor;
+    (0.0..=max).contains(&amount).then(|| amount.round() as u64)
 }
 
 #[cfg(test)]
