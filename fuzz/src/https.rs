@@ -159,7 +159,7 @@ fn echo_server(setup: ServerSetup) -> SocketAddr {
         max_clients: 64,
         new_secret: Box::new(|| [9; 16]),
     };
-    thread::spawn(move || run_echo_server(&socket, Server::new(config).expect("the default template")));
+    thread::spawn(move || run_echo_server(&socket, Server::new(config)));
     address
 }
 

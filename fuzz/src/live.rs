@@ -247,7 +247,7 @@ fn request(input: &mut Input<'_>, connect_ip: &Headers) -> Headers {
         0 => connect_ip.clone(),
         1 => connect::request(&target, credentials),
         2 => {
-            let path = connect_udp::path(&connect_udp::default_template(), &target);
+            let path = connect_udp::path(&target);
             connect_udp::request("mpvpn", &path, credentials)
         }
         3 => connect_mpvpn::request("mpvpn", credentials, Some("v=1, heartbeats=4, links".to_owned())),

@@ -110,7 +110,7 @@ fn h3() -> Vec<Seed> {
 
 fn some_heads() -> Vec<(&'static str, Headers)> {
     let target = "192.0.2.7:80".parse().expect("an authority");
-    let udp = connect_udp::path(&connect_udp::default_template(), &target);
+    let udp = connect_udp::path(&target);
     let mut ip = connect_ip::ConnectIpRequest::new("mpvpn", "/.well-known/masque/ip/192.0.2.0%2F24/17/");
     ip.authorization = Some("Bearer token".to_owned());
     ip.extensions = Some(
@@ -147,8 +147,8 @@ fn heads() -> Vec<Seed> {
             let is_long = field.name == extensions::FIELD.as_bytes();
             [name, if is_long { long(&field.value) } else { short(&field.value) }].concat()
         });
-        let template = short(connect_ip::DEFAULT_TEMPLATE.as_bytes());
-        seeds.push(("requests", name, template.into_iter().chain(fields).collect()));
+        let path = short(b"/.well-known/masque/ip/{target}/{ipproto}/");
+        seeds.push(("requests", name, path.into_iter().chain(fields).collect()));
     }
     seeds
 }

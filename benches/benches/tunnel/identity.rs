@@ -85,7 +85,7 @@ impl Identity {
                 sessions.to_be_bytes()
             }),
         };
-        Server::new(config).expect("a URI template")
+        Server::new(config)
     }
 
     /// A client whose connection IDs and other random numbers come from `seed`.

@@ -31,9 +31,6 @@ pub enum RunError {
     /// The tunnel has ended.
     #[error("{0}")]
     Tunnel(#[from] ClientError),
-    /// The server's URI template is malformed.
-    #[error("{0}")]
-    Template(#[from] mpvpn_masque::template::TemplateError),
     /// The addresses of this machine cannot be read; the rules of where clients may connect depend on them.
     #[error("cannot read the addresses of this machine: {0}")]
     Addresses(String),

@@ -119,7 +119,7 @@ mod tests {
         );
         let headers = connect_headers(&upgrade).unwrap();
         assert_eq!(headers.validate(Section::Request), Ok(()));
-        let parsed = connect_udp::parse_request(&headers, &connect_udp::default_template()).unwrap();
+        let parsed = connect_udp::parse_request(&headers).unwrap();
         assert_eq!(parsed.target.port, 443);
         assert_eq!(parsed.credentials.as_deref(), Some("Bearer x"));
         let answer = http1_acceptance(&upgrade, &connect_udp::accept());

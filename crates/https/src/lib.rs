@@ -40,10 +40,9 @@ use mpvpn_error::RunError;
 use mpvpn_http::limiter::{ClientNetwork, Limiter, RefusalLog, Slot};
 use mpvpn_identity::tls::ACME_TLS_ALPN;
 use mpvpn_masque::{
-    connect, connect_udp,
+    connect,
     headers::{Headers, Section},
     request::Rejection,
-    template::Template,
 };
 use mpvpn_os::{
     OsError,
@@ -127,8 +126,6 @@ struct ServerContext {
     /// whose header has not come yet.
     load_balancers: Vec<IpNet>,
     awaiting_proxy_header: Arc<Limiter<ClientNetwork>>,
-    /// The URI template of CONNECT-UDP requests.
-    template: Template,
     handshakes: Arc<Limiter<ClientNetwork>>,
     unauthenticated: Arc<Limiter<ClientNetwork>>,
     tcp_transports: Arc<Limiter<String>>,
@@ -335,7 +332,6 @@ impl ServerContext {
             site,
             load_balancers: config.proxy_protocol_from.clone(),
             awaiting_proxy_header: Limiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES),
-            template: connect_udp::default_template(),
             handshakes: Limiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_NETWORK),
             unauthenticated: Limiter::new(MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_NETWORK),
             tcp_transports: Limiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
@@ -490,7 +486,7 @@ impl ClientConnection {
         if !self.mark_authenticated(&user, shown) {
             return RequestKind::Refused(Rejection::new(421, "this connection belongs to another user"));
         }
-        match tcp_transport::is_to_itself(headers, &self.context.template) {
+        match tcp_transport::is_to_itself(headers) {
             true => RequestKind::TcpTransport(user),
             false => RequestKind::Gateway,
         }

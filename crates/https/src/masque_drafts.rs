@@ -129,7 +129,7 @@ impl Request {
 
     /// The same request as RFC 9298 has it.
     fn headers(&self, client: &ClientConnection) -> Option<Headers> {
-        let path = connect_udp::path(&client.context.template, &self.target);
+        let path = connect_udp::path(&self.target);
         let mut headers = connect_udp::request(&client.quic.to_string(), &path, None);
         for (name, value) in &self.credentials {
             headers.push(*name, value.clone());

@@ -18,7 +18,6 @@ use mpvpn_masque::{
     headers::Headers,
     request::Rejection,
     structured::Typed,
-    template::Template,
 };
 use mpvpn_tcp::{
     DSCP_KEY,
@@ -33,8 +32,8 @@ use super::{Body, ClientConnection, full_body, http3_fields, loopback_clients::C
 const HTTPS: u16 = 443;
 
 /// Whether a valid request is CONNECT-UDP to the very server that received it.
-pub(super) fn is_to_itself(headers: &Headers, template: &Template) -> bool {
-    let Ok(ConnectUdp { target, .. }) = connect_udp::parse_request(headers, template) else { return false };
+pub(super) fn is_to_itself(headers: &Headers) -> bool {
+    let Ok(ConnectUdp { target, .. }) = connect_udp::parse_request(headers) else { return false };
     headers.authority().and_then(authority_of) == Some(target)
 }
 
@@ -185,7 +184,7 @@ mod tests {
         for vector in vectors(include_str!("../../../docs/vectors/inside-tcp.json")) {
             let text = |field: &str| vector[field].as_str().unwrap();
             let headers = connect_udp::request(text("authority"), text("path"), None);
-            let is_own = is_to_itself(&headers, &connect_udp::default_template());
+            let is_own = is_to_itself(&headers);
             assert_eq!(Some(is_own), vector["to_the_server_itself"].as_bool(), "{}", vector["name"]);
         }
     }

@@ -117,7 +117,7 @@ impl TestServer {
     /// The path of CONNECT-UDP to the server itself.
     pub(super) fn self_target_path(&self) -> String {
         let target = self.address.to_string().parse().unwrap();
-        path(&connect_udp::default_template(), &target)
+        path(&target)
     }
 
     /// A CONNECT-UDP request to the server itself.

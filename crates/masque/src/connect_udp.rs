@@ -8,43 +8,17 @@ use crate::{
     connect::{self, Authority, Host, ProxyError},
     headers::Headers,
     request::{self, Rejection, RequestKind},
-    template::{Template, TemplateError},
+    template::Template,
 };
 use std::net::IpAddr;
 
-/// Path of the template that proxies use unless configured otherwise (RFC 9298 §3).
-pub const DEFAULT_TEMPLATE: &str = "/.well-known/masque/udp/{target_host}/{target_port}/";
-
-const HOST: &str = "target_host";
-const PORT: &str = "target_port";
-
-/// Checks `text`, an absolute URI template or the path of one, for CONNECT-UDP.
-///
-/// # Errors
-/// If it is malformed, or lacks one of the two variables that RFC 9298 §3 requires.
-pub fn template(text: &str) -> Result<Template, TemplateError> {
-    let template = Template::parse(text)?;
-    match [HOST, PORT].into_iter().find(|name| !template.has_variable(name)) {
-        Some(name) => Err(TemplateError::Missing { name }),
-        None => Ok(template),
-    }
-}
-
-/// [`DEFAULT_TEMPLATE`], checked.
-///
-/// # Panics
-/// Never: a test checks it.
-pub fn default_template() -> Template {
-    template(DEFAULT_TEMPLATE).expect("the default template is well formed")
-}
-
-/// The path for `target` from `template`; colons of IPv6 addresses are percent-encoded (RFC 9298 §3).
-pub fn path(template: &Template, target: &Authority) -> String {
+/// The path for `target`; colons of IPv6 addresses are percent-encoded (RFC 9298 §3).
+pub fn path(target: &Authority) -> String {
     let host = match &target.host {
         Host::Addr(ip) => ip.to_string(),
         Host::Name(name) => name.clone(),
     };
-    template.expand(&[(HOST, &host), (PORT, &target.port.to_string())])
+    Template::CONNECT_UDP.expand([&host, &target.port.to_string()])
 }
 
 /// The request for `path` at the proxy `authority`; `credentials` is the value of `authorization`.
@@ -66,12 +40,13 @@ pub struct ConnectUdp {
     pub credentials: Option<String>,
 }
 
-/// Parses a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
+/// Parses a request whose header section is valid ([`Headers::validate`]), for a server with the default
+/// template.
 ///
 /// # Errors
 /// 501 for another kind of CONNECT, 405 for another method, 404 for another path, 400 for an invalid host or
 /// port, or for header fields that are forbidden with capsules.
-pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUdp, Rejection> {
+pub fn parse_request(headers: &Headers) -> Result<ConnectUdp, Rejection> {
     match request::classify(headers)? {
         RequestKind::ConnectUdp => {}
         RequestKind::Other => return Err(Rejection::new(405, "expected CONNECT with :protocol connect-udp")),
@@ -80,7 +55,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUd
         }
     }
     let path = headers.path().unwrap_or_default();
-    let variables = template
+    let [host, port] = Template::CONNECT_UDP
         .matches(path)
         .ok_or_else(|| Rejection::new(404, "no such path; expected one of the UDP proxying template"))?;
     request::check_no_content_fields(headers)?;
@@ -88,11 +63,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUd
     if path.contains(':') {
         return Err(Rejection::new(400, "a colon in the path is not percent-encoded"));
     }
-    let variable = |name| {
-        let found = variables.iter().find(|(key, _)| *key == name);
-        found.map_or("", |(_, value)| &value[..])
-    };
-    let target = Authority { host: parse_host(variable(HOST))?, port: parse_port(variable(PORT))? };
+    let target = Authority { host: parse_host(&host)?, port: parse_port(&port)? };
     Ok(ConnectUdp { target, credentials: connect::credentials(headers) })
 }
 
@@ -138,7 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn parse(path: &str) -> Result<ConnectUdp, Rejection> {
-        parse_request(&request("proxy.example", path, None), &default_template())
+        parse_request(&request("proxy.example", path, None))
     }
 
     /// RFC 9298 §3, figure 1 and the text after it.
@@ -150,25 +121,18 @@ mod tests {
             ("target.example:65535", "/.well-known/masque/udp/target.example/65535/"),
         ] {
             let target: Authority = target.parse().unwrap();
-            assert_eq!(super::path(&default_template(), &target), path);
+            assert_eq!(super::path(&target), path);
             assert_eq!(parse(path).unwrap().target, target);
         }
-        let other = template("https://proxy.example.org:4443/masque{?target_host,target_port}").unwrap();
-        let target: Authority = "[2001:db8::42]:443".parse().unwrap();
-        assert_eq!(path(&other, &target), "/masque?target_host=2001%3Adb8%3A%3A42&target_port=443");
-        assert_eq!(
-            template("https://proxy.example/{target_host}/"),
-            Err(TemplateError::Missing { name: "target_port" })
-        );
     }
 
     #[test]
     fn a_request_shows_credentials_and_hides_them_from_the_log() {
-        let path = path(&default_template(), &"example.com:53".parse().unwrap());
+        let path = path(&"example.com:53".parse().unwrap());
         let headers = request("proxy.example:443", &path, Some("Bearer secret"));
         assert_eq!(headers.validate(Section::Request), Ok(()));
         assert_eq!(headers.text("capsule-protocol"), Some("?1"));
-        let parsed = parse_request(&headers, &default_template()).unwrap();
+        let parsed = parse_request(&headers).unwrap();
         assert_eq!(parsed.credentials.as_deref(), Some("Bearer secret"));
         assert!(!format!("{parsed:?}").contains("secret"));
     }
@@ -201,14 +165,14 @@ mod tests {
         let path = "/.well-known/masque/udp/a/1/";
         let mut with_length = request("p", path, None);
         with_length.push("content-length", "0");
-        assert_eq!(parse_request(&with_length, &default_template()).unwrap_err().status, 400);
+        assert_eq!(parse_request(&with_length).unwrap_err().status, 400);
         let tcp = connect::request(&"a:1".parse().unwrap(), None);
-        assert_eq!(parse_request(&tcp, &default_template()).unwrap_err().status, 501);
+        assert_eq!(parse_request(&tcp).unwrap_err().status, 501);
         let paths = crate::connect_mpvpn::request("a:1", None, None);
-        assert_eq!(parse_request(&paths, &default_template()).unwrap_err().status, 501);
+        assert_eq!(parse_request(&paths).unwrap_err().status, 501);
         let mut get = Headers::new();
         get.push(":method", "GET");
-        assert_eq!(parse_request(&get, &default_template()).unwrap_err().status, 405);
+        assert_eq!(parse_request(&get).unwrap_err().status, 405);
     }
 
     #[test]
@@ -230,7 +194,7 @@ mod tests {
         fn no_path_makes_it_panic(rest in "[a-z0-9:%./?&=A-F\\[\\]]{0,60}") {
             if let Ok(parsed) = parse(&format!("/.well-known/masque/udp/{rest}")) {
                 prop_assert!(parsed.target.port > 0);
-                prop_assert_eq!(parse(&path(&default_template(), &parsed.target)), Ok(parsed));
+                prop_assert_eq!(parse(&path(&parsed.target)), Ok(parsed));
             }
         }
     }

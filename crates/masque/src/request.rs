@@ -3,10 +3,7 @@
 //! In: a valid request header section. Out: its [`RequestKind`] by `:method` and `:protocol`, or a
 //! [`Rejection`] to answer with. Always holds: every request gets a kind or an answer.
 
-use crate::{
-    headers::Headers,
-    structured::{self, encode_string},
-};
+use crate::{headers::Headers, structured::encode_string};
 use std::borrow::Cow;
 
 /// The kind of a request.
@@ -94,24 +91,6 @@ pub(crate) fn extended_connect(protocol: &'static str, scheme: &str, authority: 
     headers
 }
 
-/// Whether a message announces that its stream carries capsules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CapsuleProtocol {
-    /// `capsule-protocol: ?1`.
-    Announced,
-    /// The field is absent, false or no Boolean Item: "any other value type MUST be handled as if the field
-    /// were not present" (RFC 9297 §3.4). Upgrade tokens that use capsules do so either way (RFC 9297 §3.2).
-    Omitted,
-}
-
-/// Parses the `capsule-protocol` field.
-pub fn capsule_protocol(headers: &Headers) -> CapsuleProtocol {
-    match headers.single("capsule-protocol").and_then(structured::boolean) {
-        Some(true) => CapsuleProtocol::Announced,
-        _ => CapsuleProtocol::Omitted,
-    }
-}
-
 /// The first field that a message with capsules must not have: "The Capsule Protocol MUST NOT be used with
 /// messages that contain Content-Length, Content-Type, or Transfer-Encoding header fields ... MUST treat
 /// the HTTP message as malformed" (RFC 9297 §3.2).
@@ -179,22 +158,6 @@ mod tests {
         get.push(":method", "GET");
         assert_eq!(classify(&get), Ok(RequestKind::Other));
         assert_eq!(classify(&connect(Some("websocket"))).unwrap_err().status, 501);
-    }
-
-    #[test]
-    fn capsule_protocol_counts_only_as_one_true_boolean() {
-        let announced = |values: &[&'static str]| {
-            let mut headers = Headers::new();
-            for value in values {
-                headers.push("capsule-protocol", *value);
-            }
-            capsule_protocol(&headers) == CapsuleProtocol::Announced
-        };
-        assert!(announced(&["?1"]));
-        assert!(announced(&["?1;future=2"]));
-        for values in [&[][..], &["?0"], &["1"], &["?1", "?1"], &["?1, ?1"]] {
-            assert!(!announced(values), "{values:?}");
-        }
     }
 
     #[test]

@@ -10,11 +10,6 @@ use sfv::{Integer, Item, ItemSerializer, Key, List, Parser, StringRef, TokenRef}
 
 pub use sfv::{BareItem, InnerList, ListEntry as Member, Parameters};
 
-/// An Item that is a Boolean (`?1` or `?0`).
-pub fn boolean(value: &[u8]) -> Option<bool> {
-    Parser::new(value).parse_item::<bool>().ok()
-}
-
 /// `text` as a String (RFC 9651 §3.3.3), without the characters that a String cannot hold.
 pub fn encode_string(text: &str) -> String {
     let text: String = text.chars().filter(|char| matches!(char, ' '..='~')).collect();
@@ -166,13 +161,6 @@ mod tests {
     }
 
     #[test]
-    fn booleans_with_any_parameters_are_read() {
-        assert_eq!(boolean(b"?1"), Some(true));
-        assert_eq!(boolean(b" ?0 "), Some(false));
-        assert_eq!(boolean(br#"?1;a;b=2;c="x\"y"; d=tok/en;e=:AA==:;f=?0;g=-1.5;h=@99"#), Some(true));
-    }
-
-    #[test]
     fn strings_are_read_with_their_parameters() {
         let found = member(r#" "say \"a\\b\"";first;dscp=46;x="y;z" "#).unwrap();
         assert_eq!(found.string(), Some(r#"say "a\b""#));
@@ -200,15 +188,6 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_boolean() {
-        for value in
-            ["", "?", "?2", "1", "true", "?1, ?1", "?1 ;a", "?1;", "?1;A", "?1;a=", "?1x", "?1;a=\"x"]
-        {
-            assert_eq!(boolean(value.as_bytes()), None, "{value}");
-        }
-    }
-
-    #[test]
     fn byte_sequences_are_read() {
         let bytes = |text: &str| Some(member(text)?.bytes()?.to_vec());
         assert_eq!(bytes(":aGVsbG8=:").as_deref(), Some(&b"hello"[..]));
@@ -228,7 +207,6 @@ mod tests {
         #[test]
         fn no_bytes_make_it_panic(value in "[?:;=\"@a-c0-2 *\\\\-]{0,20}", raw in prop::collection::vec(any::<u8>(), 0..20)) {
             for value in [value.as_bytes(), &raw] {
-                prop_assert!(boolean(value).is_none() || value.contains(&b'?'));
                 prop_assert!(last_token(value, "a").is_none_or(|token| !token.is_empty()));
             }
         }

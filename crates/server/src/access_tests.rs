@@ -199,7 +199,7 @@ impl World {
                 has_rules_of_users: Arc::default(),
             };
             let config = tunnel_config(config, setup.clone(), (users, Vec::new()));
-            Server::shard(config, registry.clone(), shard).unwrap()
+            Server::shard(config, registry.clone(), shard)
         };
         self.shards = Shard::all(shards).map(server).collect();
     }
@@ -263,8 +263,7 @@ impl World {
             Kind::Join => join(own.unwrap_or(vec![1; 16]), 1 + self.connections.len() % 120),
             Kind::Tcp => connect::request(&TARGET.parse().unwrap(), Some(authorization)),
             Kind::Udp => {
-                let path =
-                    connect_udp::path(&connect_udp::default_template(), &"192.0.2.9:53".parse().unwrap());
+                let path = connect_udp::path(&"192.0.2.9:53".parse().unwrap());
                 connect_udp::request(SERVER, &path, Some(authorization))
             }
             Kind::Mpvpn => connect_mpvpn::request(SERVER, Some(authorization), Some("v=1".to_owned())),

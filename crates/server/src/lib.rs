@@ -192,7 +192,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
             has_rules_of_users: Arc::clone(&has_rules_of_users),
         };
         let tunnel = tunnel_config(&config, setup.clone(), (users, resolvers.clone()));
-        let server = Server::shard(tunnel, registry.clone(), shard)?;
+        let server = Server::shard(tunnel, registry.clone(), shard);
         let event_loop = match shard.index() {
             0 => &event_loop,
             index => &other_loops[usize::from(index) - 1],

@@ -117,7 +117,7 @@ impl TcpTransportConfig {
         let name = ServerName::try_from(config.server.host.clone());
         let authority = config.server.to_string();
         let target = authority.parse().map_err(|_| invalid("ask for the server by its name"))?;
-        let path = connect_udp::path(&connect_udp::default_template(), &target);
+        let path = connect_udp::path(&target);
         let uri = Uri::builder().scheme("https").authority(authority).path_and_query(path).build();
         let token = token.map(|token| format!("Bearer {}", token.reveal()));
         let via = config.via.clone();

@@ -28,11 +28,7 @@ mod udp;
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
-use mpvpn_masque::{
-    connect_udp,
-    h3::{H3Error, Side},
-    template::Template,
-};
+use mpvpn_masque::h3::{H3Error, Side};
 use mpvpn_quic::{
     Connection, ConnectionHandle, Endpoint, Event as QuicEvent, Handled, LocalAddress, LostReason, Transmit,
 };
@@ -80,7 +76,6 @@ pub struct Client {
     membership: Membership,
     apps: AppTraffic,
     edge_relays: EdgeRelays,
-    udp_template: Template,
     /// UDP payloads from targets.
     udp_in: PayloadInbox,
     reports: Reports,
@@ -102,7 +97,6 @@ impl Client {
             membership: Membership::new(SessionRole::Only),
             apps: AppTraffic::new(tcp),
             edge_relays: EdgeRelays::default(),
-            udp_template: connect_udp::default_template(),
             udp_in: PayloadInbox::default(),
             reports: Reports::default(),
             was_up: false,

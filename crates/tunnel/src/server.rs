@@ -31,10 +31,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use mpvpn_masque::{
-    connect_ip, connect_udp, h3,
-    template::{Template, TemplateError},
-};
+use mpvpn_masque::h3;
 use mpvpn_packet::GroCoalescer;
 use mpvpn_quic::{
     ConnectionHandle, Endpoint, Handled, HandshakeResult, LocalAddress, LostReason, ProcessBytes, Shard,
@@ -71,8 +68,6 @@ const MAX_TIMERS: usize = 16;
 /// A server: assigns addresses to clients, and moves packets between them and a TUN.
 pub struct Server {
     config: ServerConfig,
-    template: Template,
-    udp_template: Template,
     endpoint: Endpoint,
     shard: Shard,
     registry: Registry,
@@ -100,25 +95,16 @@ pub struct Server {
 
 impl Server {
     /// A server without clients and without other shards.
-    ///
-    /// # Errors
-    /// If the URI template is malformed.
-    pub fn new(config: ServerConfig) -> Result<Self, TemplateError> {
+    pub fn new(config: ServerConfig) -> Self {
         let registry = Registry::new(config.subnet, config.subnet6, config.max_clients);
         Self::shard(config, registry, Shard::ONLY)
     }
 
     /// A shard of a server. The shards share the registry, which has the subnets and the limit of clients.
     /// UDP payloads must be steered to shards by connection ID ([`mpvpn_quic::shard_of`]).
-    ///
-    /// # Errors
-    /// If the URI template is malformed.
-    pub fn shard(config: ServerConfig, registry: Registry, shard: Shard) -> Result<Self, TemplateError> {
-        let template = connect_ip::template(connect_ip::DEFAULT_TEMPLATE)?;
-        Ok(Self {
+    pub fn shard(config: ServerConfig, registry: Registry, shard: Shard) -> Self {
+        Self {
             endpoint: Endpoint::server(&config.setup.for_shard(shard)),
-            template,
-            udp_template: connect_udp::default_template(),
             routes: Routes::new(&config.routes, registry.server_addresses(), registry.networks()),
             config,
             shard,
@@ -136,7 +122,7 @@ impl Server {
             stalled_until: None,
             last_time: None,
             coalescing: CoalescingLimit::default(),
-        })
+        }
     }
 
     /// Whether both addresses belong to clients: such packets are written to the TUN and come back through

@@ -95,7 +95,7 @@ impl ServerSubject {
                 [secret; 16]
             }),
         };
-        let server = Server::new(config).expect("the default template");
+        let server = Server::new(config);
         Self { server, relays: VecDeque::new(), flows: VecDeque::new() }
     }
 

@@ -186,7 +186,7 @@ impl Client {
         let Some(session) = &mut self.session else { return };
         let Some(stream) = session.mpvpn_request.take() else { return };
         match connect_ip::check_response(headers) {
-            Ok(_) => {
+            Ok(()) => {
                 session.request = Some(stream);
                 self.apply_extensions(now, TunnelMode::RelaysOnly, headers);
                 self.reassign();
@@ -205,7 +205,7 @@ impl Client {
 
     fn on_response(&mut self, now: Instant, headers: &Headers) {
         let error = match connect_ip::check_response(headers) {
-            Ok(_) => {
+            Ok(()) => {
                 self.apply_extensions(now, TunnelMode::Packets, headers);
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;

@@ -89,7 +89,7 @@ impl Client {
         let connection = self.endpoint.get(session.connection)?;
         let stream = connection.open_bi().ok()?;
         self.edge_relays.opened();
-        let path = connect_udp::path(&self.udp_template, target);
+        let path = connect_udp::path(target);
         let request = connect_udp::request(&self.config.authority, &path, self.authorization.as_deref());
         connection.write(stream, h3::encode_headers(&request));
         session.udp.flows.insert(now, stream);

@@ -101,8 +101,8 @@ impl Server {
     /// Refuses CONNECT-IP at a server without packets. The response announces streams; the connection stays
     /// open for them.
     fn refuse_packets(&mut self, now: Instant, id: ConnectionHandle, stream: StreamId, headers: &Headers) {
-        let request = connect_ip::parse_request(headers, &self.template);
-        let user = request.and_then(|request| self.user_of(id, request.authorization.as_deref()));
+        let authorization = connect_ip::parse_request(headers);
+        let user = authorization.and_then(|authorization| self.user_of(id, authorization.as_deref()));
         let user = match user {
             Ok(user) => user,
             Err(refusal) => return self.refuse(id, stream, &refusal),
@@ -153,8 +153,8 @@ impl Server {
         headers: &Headers,
     ) -> Result<(), Rejection> {
         let reject = |status, reason: &'static str| Rejection::new(status, reason);
-        let request = connect_ip::parse_request(headers, &self.template)?;
-        let user = self.user_of(id, request.authorization.as_deref())?;
+        let authorization = connect_ip::parse_request(headers)?;
+        let user = self.user_of(id, authorization.as_deref())?;
         self.require_datagrams(id)?;
         if self.peers.get(id).and_then(Peer::tunnel).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));

@@ -47,7 +47,7 @@ impl Server {
         id: ConnectionHandle,
         headers: &Headers,
     ) -> Result<(String, Authority), Rejection> {
-        let request = connect_udp::parse_request(headers, &self.udp_template)?;
+        let request = connect_udp::parse_request(headers)?;
         Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
     }
 

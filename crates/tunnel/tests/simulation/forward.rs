@@ -151,7 +151,7 @@ impl Inside {
     }
 
     fn udp(&mut self) -> (RelayId, UdpId) {
-        let path = connect_udp::path(&connect_udp::default_template(), &"192.0.2.9:53".parse().unwrap());
+        let path = connect_udp::path(&"192.0.2.9:53".parse().unwrap());
         let request = self.ask(&connect_udp::request(SERVER, &path, Some(&bearer())));
         let Some(ServerEvent::ConnectUdp { udp, .. }) = self.requests.pop() else { panic!("no request") };
         self.world.servers[0].udp_opened(udp);

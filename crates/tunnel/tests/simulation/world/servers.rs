@@ -173,7 +173,7 @@ pub(super) fn new_servers(
                 [secret; 16]
             }),
         };
-        Server::shard(config, registry.clone(), shard).unwrap()
+        Server::shard(config, registry.clone(), shard)
     };
     Shard::all(shards).map(server).collect()
 }
