@@ -44,6 +44,7 @@ pub mod tcpdump;
 pub mod terminal;
 pub mod testbed;
 pub mod tun_copy;
+pub mod usage;
 pub mod user_home;
 
 use std::{

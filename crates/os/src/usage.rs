@@ -23,18 +23,6 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     is_known.then(|| Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32))
 }
 
-/// The same, in user mode and in the kernel. `/proc` tells the two in steps of 10 ms, so these are shares of
-/// the exact sum.
-pub fn user_and_system_time(pid: u32) -> Option<(Duration, Duration)> {
-    let all = processor_time(pid)?;
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after_name) = text.rsplit_once(')')?;
-    let mut ticks = after_name.split_whitespace().skip(11).map(|field| field.parse::<u32>().ok());
-    let (user, system) = (ticks.next()??, ticks.next()??);
-    let user = all.mul_f64(f64::from(user) / f64::from(user + system).max(1.0));
-    Some((user, all.saturating_sub(user)))
-}
-
 /// Memory of the machine, or of the control group of this process if that is less (`memory.max`), bytes.
 pub fn available_memory() -> u64 {
     let info = rustix::system::sysinfo();
@@ -49,11 +37,6 @@ fn control_group_memory() -> Option<u64> {
     let folder = Path::new("/sys/fs/cgroup").join(own);
     let limit = |folder: &Path| fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok();
     folder.ancestors().filter_map(limit).min()
-}
-
-/// Peak of resident memory since the start or the last [`reset_peak_memory`], bytes.
-pub fn peak_memory(pid: u32) -> Option<u64> {
-    memory(pid, "VmHWM:")
 }
 
 /// Resident memory, bytes.
@@ -78,11 +61,6 @@ fn memory(pid: u32, key: &str) -> Option<u64> {
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
-/// Resets the peak to the current resident memory (proc(5), `clear_refs`).
-pub fn reset_peak_memory(pid: u32) -> Option<()> {
-    fs::write(format!("/proc/{pid}/clear_refs"), "5").ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,23 +75,13 @@ mod tests {
         }
         // Other tests use the time of this process, too.
         assert!(thread_time() > Duration::ZERO);
-        let now = resident_memory(me).expect("this process");
-        assert!(now > 100_000 && peak_memory(me).expect("this process") >= now);
-    }
-
-    #[test]
-    fn less_than_a_tick_of_processor_time_counts_and_is_all_in_user_mode_or_in_the_kernel() {
-        let me = std::process::id();
-        let before = processor_time(me).expect("this process");
-        let (user, system) = user_and_system_time(me).expect("this process");
-        assert!(user + system > before, "{user:?} and {system:?} since {before:?}");
-        assert!(processor_time(me).expect("this process") > user + system);
+        assert!(resident_memory(me).expect("this process") > 100_000);
     }
 
     #[test]
     fn a_process_that_is_not_there_uses_nothing() {
         assert_eq!(processor_time(MAX_PID - 1), None);
         assert_eq!(processor_time(1 << 30), None);
-        assert_eq!(peak_memory(1 << 30), None);
+        assert_eq!(resident_memory(1 << 30), None);
     }
 }

@@ -12,13 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_os::usage::user_and_system_time;
 use mpvpn_tests::{
     call::{Call, CallProfile},
     fallible_iperf::{IperfTarget, Traffic},
     ping::Ping,
     system::System,
     testbed::{Direction, Host, Testbed},
+    usage::user_and_system_time,
 };
 use serde_json::{Value, json};
 

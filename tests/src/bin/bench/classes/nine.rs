@@ -8,12 +8,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use mpvpn_os::usage::peak_memory;
 use mpvpn_tests::{
     call::DENSE,
     iperf::{IperfRun, IperfServer},
     ping::Pings,
     testbed::{Direction, Host, TUNNEL},
+    usage::peak_memory,
 };
 use serde_json::json;
 

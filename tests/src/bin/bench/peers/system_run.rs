@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use mpvpn_os::usage::{peak_memory, processor_time, reset_peak_memory};
+use mpvpn_os::usage::processor_time;
 use mpvpn_tests::{
     disturbance::{Measurement, measure_undisturbed},
     fallible_iperf::{IperfResult, IperfTarget, Traffic},
@@ -13,6 +13,7 @@ use mpvpn_tests::{
     stalled_readers::run_stalled_readers,
     system::{System, Tunnel},
     testbed::{Direction, Host, Testbed},
+    usage::{peak_memory, reset_peak_memory},
 };
 use serde_json::{Value, json};
 
