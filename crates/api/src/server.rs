@@ -23,7 +23,7 @@ use super::{
     ControlRequest, ask_data_plane, connect_nonblocking,
     requests::{PATH_PARAMETER, ROUTES},
 };
-use mpvpn_http::{HttpResponse, NoTimeLimit, PulledBody, complete};
+use mpvpn_http::{HttpResponse, NoTimeLimit, complete, pulled_body};
 use mpvpn_input::{Error, Result, files};
 use mpvpn_status::events::{EventReader, SharedEventLog};
 
@@ -220,7 +220,7 @@ impl ApiRequest {
             return Box::pin(async move { error_response(StatusCode::SERVICE_UNAVAILABLE, &why) });
         };
         let reader = self.state.events.read(follows);
-        let mut response = Response::new(PulledBody::boxed((reader, permit), next_lines));
+        let mut response = Response::new(pulled_body((reader, permit), next_lines));
         if follows {
             response.extensions_mut().insert(NoTimeLimit);
         }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use hyper::body::Bytes;
-use mpvpn_http::{PulledBody, ResponseBody};
+use mpvpn_http::{ResponseBody, pulled_body};
 use mpvpn_status::events::EventReader;
 use tokio::time::timeout;
 
@@ -33,7 +33,7 @@ struct Source {
 
 /// The messages of a stream.
 pub(crate) fn messages(stream: Stream, events: EventReader, shared: Arc<Shared>) -> ResponseBody {
-    PulledBody::boxed(Source { stream, events, shared, has_begun: false }, next)
+    pulled_body(Source { stream, events, shared, has_begun: false }, next)
 }
 
 async fn next(mut source: Source) -> Option<(Bytes, Source)> {

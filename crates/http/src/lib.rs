@@ -10,19 +10,19 @@ use std::{
     convert::Infallible,
     io,
     net::{SocketAddr, TcpListener},
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use futures_util::StreamExt;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
     Request, Response,
-    body::{Body, Bytes, Frame, Incoming},
+    body::{Bytes, Frame, Incoming},
     server::conn::http1,
     service::service_fn,
 };
@@ -59,38 +59,15 @@ pub fn complete(body: impl Into<Bytes>) -> HttpResponse {
 /// The body of a response.
 pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A response body whose next part is made when the connection can send it, so that a reader that does not
-/// read occupies no memory beyond one part.
-pub struct PulledBody<S, F> {
-    pull: fn(S) -> F,
-    /// `None` at the end.
-    next: Option<Pin<Box<F>>>,
-}
-
-impl<S: 'static, F: Future<Output = Option<(Bytes, S)>> + Send + 'static> PulledBody<S, F> {
-    /// A body of what `pull` makes of `source`, again and again, until it makes nothing.
-    pub fn boxed(source: S, pull: fn(S) -> F) -> ResponseBody {
-        Self { pull, next: Some(Box::pin(pull(source))) }.boxed_unsync()
-    }
-}
-
-impl<S, F: Future<Output = Option<(Bytes, S)>>> Body for PulledBody<S, F> {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let Some(next) = &mut self.next else { return Poll::Ready(None) };
-        let found = ready!(next.as_mut().poll(cx));
-        let Some((part, source)) = found else {
-            self.next = None;
-            return Poll::Ready(None);
-        };
-        self.next = Some(Box::pin((self.pull)(source)));
-        Poll::Ready(Some(Ok(Frame::data(part))))
-    }
+/// A body of what `pull` makes of `source`, again and again, until it makes nothing. The next part is made when
+/// the connection can send it, so that a reader that does not read occupies no memory beyond one part.
+pub fn pulled_body<S, F>(source: S, pull: fn(S) -> F) -> ResponseBody
+where
+    S: Send + 'static,
+    F: Future<Output = Option<(Bytes, S)>> + Send + 'static,
+{
+    let parts = futures_util::stream::unfold(source, pull);
+    StreamBody::new(parts.map(|part| Ok(Frame::data(part)))).boxed_unsync()
 }
 
 /// Listens at the TCP address that `option`, `metrics` or `dashboard`, names.
