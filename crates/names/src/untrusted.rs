@@ -5,18 +5,8 @@
 
 use std::io;
 
+pub use crate::dns::message::{answers as is_dns_answer, question as dns_question};
 use crate::dns::{answer_bytes, message};
-
-/// The name that a DNS query asks for, as the forwarding resolver reads it; `None` if it gets an error as
-/// answer.
-pub fn dns_question(query: &[u8]) -> Option<String> {
-    message::question(query)
-}
-
-/// Whether the forwarding resolver takes `response` for the answer to `query`.
-pub fn is_dns_answer(response: &[u8], query: &[u8]) -> bool {
-    message::answers(response, query)
-}
 
 /// The errors that the forwarding resolver makes for a query: not understood, and not answered.
 pub fn dns_errors(query: &[u8]) -> [Option<Vec<u8>>; 2] {

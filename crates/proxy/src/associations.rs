@@ -226,7 +226,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Association<Flow> {
 }
 
 /// The target and the payload of an app's datagram; `None` for fragments and malformed datagrams.
-pub(crate) fn parse_datagram(datagram: &[u8]) -> Option<(Authority, &[u8])> {
+pub fn parse_datagram(datagram: &[u8]) -> Option<(Authority, &[u8])> {
     let (&[_, _, fragment, kind], rest) = datagram.split_first_chunk()?;
     if fragment != 0 {
         return None;
@@ -240,7 +240,7 @@ pub(crate) fn parse_datagram(datagram: &[u8]) -> Option<(Authority, &[u8])> {
 }
 
 /// A datagram to the app, with its source in front.
-pub(crate) fn encode_datagram(from: &Authority, payload: &[u8]) -> Bytes {
+pub fn encode_datagram(from: &Authority, payload: &[u8]) -> Bytes {
     let mut datagram = BytesMut::with_capacity(32 + payload.len());
     datagram.put_bytes(0, 3);
     match &from.host {

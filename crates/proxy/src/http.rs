@@ -24,8 +24,8 @@ const CONNECTION_FIELDS: &[&str] =
 /// Fields that a `Connection` field cannot remove, because they frame the content.
 const FRAMING_FIELDS: &[&str] = &["content-length", "transfer-encoding"];
 
-/// Parses what was received so far.
-pub(crate) fn step(bytes: &mut BytesMut) -> RequestStep {
+/// Parses what was received so far, and consumes a complete head.
+pub fn step(bytes: &mut BytesMut) -> RequestStep {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     let length = match request.parse(bytes) {

@@ -70,16 +70,17 @@ pub(super) fn associate_reply(at: SocketAddr) -> Bytes {
 
 /// The state of the dialogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Socks5 {
+pub enum Socks5 {
     /// The app offers authentication methods.
     #[default]
     Methods,
+    /// It says what it wants.
     Request,
 }
 
 impl Socks5 {
-    /// Parses what was received so far.
-    pub(crate) fn step(&mut self, bytes: &mut BytesMut) -> RequestStep {
+    /// Parses what was received so far, and consumes complete messages.
+    pub fn step(&mut self, bytes: &mut BytesMut) -> RequestStep {
         match self {
             Self::Methods => self.methods(bytes),
             Self::Request => request(bytes),

@@ -9,7 +9,7 @@ const HEADER: usize = 12;
 
 /// The name that a query asks for, in lower case and without the last dot; `None` if the message is not a
 /// query with one question.
-pub(crate) fn question(query: &[u8]) -> Option<String> {
+pub fn question(query: &[u8]) -> Option<String> {
     let packet = parse(query)?;
     let [question] = packet.questions.as_slice() else { return None };
     (!packet.has_flags(PacketFlag::RESPONSE)).then(|| question.qname.to_string().to_ascii_lowercase())
@@ -17,7 +17,7 @@ pub(crate) fn question(query: &[u8]) -> Option<String> {
 
 /// Whether `response` answers `query`: it is a response with the same ID and the same question (RFC 5452,
 /// section 4).
-pub(crate) fn answers(response: &[u8], query: &[u8]) -> bool {
+pub fn answers(response: &[u8], query: &[u8]) -> bool {
     let (Some(asked), Some(packet)) = (question(query), parse(response)) else { return false };
     let same_id = response[..2] == query[..2];
     let same_question = match packet.questions.as_slice() {
