@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_config::ClientConfig;
 use mpvpn_error::RunError;
-use mpvpn_links::{LinkChange, Links, policies::LinkPolicies};
+use mpvpn_links::{LinkChange, policies::LinkPolicies};
 use mpvpn_os::{
     PacketFd,
     poll::{FIRST_CLASS_TUN_TOKEN, FIRST_SOCKET_TOKEN, MONITOR_TOKEN, TUN_TOKEN, WAKE_TOKEN},
@@ -26,57 +26,22 @@ use super::{
 };
 use crate::status;
 
-/// The parts of a data plane.
-pub(super) struct DataPlaneParts {
+/// The data plane of one shard.
+pub(super) struct DataPlane {
     pub(super) shard: u8,
     pub(super) connections: ClassConnections,
     pub(super) classes: Classes,
     pub(super) connection_factory: ConnectionFactory,
-    pub(super) transports: LinkTransports,
-    pub(super) events: ShardEvents,
-}
-
-/// The data plane of one shard.
-pub(super) struct DataPlane {
-    shard: u8,
-    pub(super) connections: ClassConnections,
-    classes: Classes,
-    connection_factory: ConnectionFactory,
     pub(super) sockets: LinkSockets,
     pub(super) policies: LinkPolicies,
-    transports: LinkTransports,
+    pub(super) transports: LinkTransports,
     pub(super) events: ShardEvents,
-    devices: Option<Devices>,
-    started: Instant,
+    /// Those that the poller watches.
+    pub(super) devices: Option<Devices>,
+    pub(super) started: Instant,
 }
 
 impl DataPlane {
-    /// Registers the device with the poller; a TUN queue must be attached.
-    pub(super) fn new(
-        parts: DataPlaneParts,
-        links: Links,
-        policies: LinkPolicies,
-        devices: Option<Devices>,
-        event_loop: &EventLoop,
-    ) -> Result<Self, RunError> {
-        let DataPlaneParts { shard, connections, classes, connection_factory, transports, events } = parts;
-        if let Some(devices) = &devices {
-            devices.watch(&event_loop.poller)?;
-        }
-        Ok(Self {
-            shard,
-            connections,
-            classes,
-            connection_factory,
-            sockets: LinkSockets::new(links),
-            policies,
-            transports,
-            events,
-            started: Instant::now(),
-            devices,
-        })
-    }
-
     /// Replaces the descriptor for the app's packets.
     pub(super) fn set_descriptor(&mut self, event_loop: &EventLoop, fd: PacketFd) -> Result<(), RunError> {
         self.devices.as_mut().map_or(Ok(()), |devices| devices.main.set_descriptor(&event_loop.poller, fd))

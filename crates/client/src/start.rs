@@ -25,7 +25,7 @@ use super::{
     auto_pipes::AutoPipes,
     classes::Classes,
     connection_factory::{ClientSetups, ConnectionFactory, flow_mode},
-    data_plane::{DataPlane, DataPlaneParts},
+    data_plane::DataPlane,
     device::Devices,
     events::ShardEvents,
     kind::ClientKind,
@@ -35,6 +35,7 @@ use super::{
     server_name::ServerName,
     session::SessionState,
     session_keeper::SessionKeeper,
+    sockets::LinkSockets,
     transports::LinkTransports,
 };
 
@@ -70,8 +71,14 @@ struct ShardParts {
 }
 
 impl ShardParts {
-    /// The parts of one shard's data plane.
-    fn data_plane_parts(&self, shard: u8, event_loop: &EventLoop) -> DataPlaneParts {
+    /// The data plane of one shard. Its device is registered with the poller; a TUN queue must be attached.
+    fn data_plane(
+        &self,
+        shard: u8,
+        links: Links,
+        devices: Option<Devices>,
+        event_loop: &EventLoop,
+    ) -> Result<DataPlane, RunError> {
         let classes = self.classes.clone();
         let setups = self.connection_factory.connections(&self.config, &classes, shard);
         let several = self.connection_factory.shards > 1;
@@ -80,15 +87,21 @@ impl ShardParts {
         connections.watch_echoes(self.echo_watch.clone());
         let transports =
             LinkTransports::new(shard, self.tcp.clone(), event_loop.wake.clone(), self.events.clone());
-        let events = ShardEvents::new(self.events.clone(), shard);
-        DataPlaneParts {
+        if let Some(devices) = &devices {
+            devices.watch(&event_loop.poller)?;
+        }
+        Ok(DataPlane {
             shard,
             connections,
             classes,
             connection_factory: self.connection_factory.clone(),
+            sockets: LinkSockets::new(links),
+            policies: LinkPolicies::new(&self.config.links),
             transports,
-            events,
-        }
+            events: ShardEvents::new(self.events.clone(), shard),
+            devices,
+            started: Instant::now(),
+        })
     }
 
     fn links(&self, event_loop: &EventLoop) -> Result<Links, RunError> {
@@ -108,14 +121,7 @@ impl ShardParts {
             let Some(member) = ConnectionNumber::of(shard, ClassId::DEFAULT) else { break };
             let mut event_loop = EventLoop::without_signals()?;
             let links = self.links(&event_loop)?;
-            let policies = LinkPolicies::new(&self.config.links);
-            let data_plane = DataPlane::new(
-                self.data_plane_parts(shard, &event_loop),
-                links,
-                policies,
-                Some(devices),
-                &event_loop,
-            )?;
+            let data_plane = self.data_plane(shard, links, Some(devices), &event_loop)?;
             let first_shard = first.add(event_loop.wake.clone());
             let joined_shard =
                 JoinedShard { member, config: self.config.clone(), data_plane, first: first_shard };
@@ -150,7 +156,6 @@ impl Running {
         )?;
         let quotas =
             Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone(), events.clone())?;
-        let policies = LinkPolicies::new(&config.links);
         let max_udp_payload = links.max_udp_payload();
         let secret = random::<32>().map_err(RunError::io("get random numbers"))?;
         let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Client, &config.name)?;
@@ -206,13 +211,13 @@ impl Running {
             events: events.clone(),
             echo_watch: EchoWatch::new(Instant::now()),
         };
-        let mut data_plane_parts = parts.data_plane_parts(0, event_loop);
+        let mut data_plane = parts.data_plane(0, links, devices, event_loop)?;
         let keeper = SessionKeeper::load(&parts.config, state_dir.as_deref())?;
-        keeper.resume(data_plane_parts.connections.default_client_mut());
+        keeper.resume(data_plane.connections.default_client_mut());
         let mut shards = FirstShard::new(Role::Client, event_loop.wake.clone());
         parts.start_others(&mut shards, queues.collect())?;
         Ok(Self {
-            data_plane: DataPlane::new(data_plane_parts, links, policies, devices, event_loop)?,
+            data_plane,
             link_use: LinkUse::new(quotas, AutoPipes::new(Instant::now(), events.clone())),
             shards,
             kind,
