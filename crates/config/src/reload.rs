@@ -209,20 +209,12 @@ impl ServerSetting {
         self.as_str()
     }
 
-    fn differs(self, a: &ServerConfig, b: &ServerConfig) -> bool {
-        match self {
-            Self::Access => (&a.access, a.isolate) != (&b.access, b.isolate),
-            Self::Certificates => (&a.cert, &a.more_certs) != (&b.cert, &b.more_certs),
-            // Where `auth` differs, all of it needs a restart.
-            Self::ClientCertificates => a.auth == b.auth && (&a.client_ca, &a.crl) != (&b.client_ca, &b.crl),
-            Self::Dns => a.dns != b.dns,
-            Self::Limits => a.limits != b.limits,
-            Self::LogLevel => a.log_level != b.log_level,
-            Self::Measure => a.measure != b.measure,
-            Self::Public => a.public != b.public,
-            Self::Routes => a.routes != b.routes,
-            Self::Site => a.site != b.site,
-        }
+    /// Whether taking it from `new` changes the configuration `old`.
+    fn differs(self, old: &ServerConfig, new: &ServerConfig) -> bool {
+        let mut taken = old.clone();
+        taken.take(self, new);
+        // Where `auth` differs, all about certificates of clients needs a restart.
+        taken != *old && (self != Self::ClientCertificates || old.auth == new.auth)
     }
 }
 
