@@ -13,6 +13,7 @@ use std::{
 
 use hyper::body::Bytes;
 use mpvpn_api::{ControlRequest, RequestHandler, ask_data_plane};
+use mpvpn_http::limiter::{LimitReached, Limiter, Slot};
 use mpvpn_input::role::Role;
 use mpvpn_status::Overview;
 use tokio::{
@@ -48,17 +49,14 @@ pub(crate) struct Live {
     role: Role,
     source: RequestHandler,
     started: Instant,
-    streams: Arc<Mutex<Streams>>,
+    places: Arc<Limiter<SessionId>>,
+    feeds: Arc<Mutex<Feeds>>,
     /// A view without a frame has come.
     new_view: Arc<Notify>,
 }
 
-#[derive(Debug, Default)]
-struct Streams {
-    views: HashMap<View, Feed>,
-    sessions: HashMap<SessionId, usize>,
-    count: usize,
-}
+/// What the streams read, by their views.
+type Feeds = HashMap<View, Feed>;
 
 /// The data that the streams of one view read.
 #[derive(Debug)]
@@ -74,37 +72,32 @@ pub(crate) struct Stream {
     pub(crate) messages: watch::Receiver<Option<Bytes>>,
     pub(crate) session: SessionId,
     view: View,
-    streams: Arc<Mutex<Streams>>,
+    feeds: Arc<Mutex<Feeds>>,
+    _place: Slot<SessionId>,
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let mut streams = lock(&self.streams);
-        streams.count -= 1;
-        if let Some(count) = streams.sessions.get_mut(&self.session) {
-            *count -= 1;
-            if *count == 0 {
-                streams.sessions.remove(&self.session);
-            }
-        }
-        if let Some(feed) = streams.views.get_mut(&self.view) {
+        let mut feeds = lock(&self.feeds);
+        if let Some(feed) = feeds.get_mut(&self.view) {
             feed.streams -= 1;
             if feed.streams == 0 {
-                streams.views.remove(&self.view);
+                feeds.remove(&self.view);
             }
         }
     }
 }
 
-fn lock(streams: &Mutex<Streams>) -> MutexGuard<'_, Streams> {
+fn lock(feeds: &Mutex<Feeds>) -> MutexGuard<'_, Feeds> {
     // The counts are consistent even after a panic elsewhere.
-    streams.lock().unwrap_or_else(PoisonError::into_inner)
+    feeds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Live {
     pub(crate) fn new(role: Role, source: RequestHandler) -> Self {
-        let (streams, new_view) = (Arc::default(), Arc::default());
-        Self { role, source, started: Instant::now(), streams, new_view }
+        let places = Limiter::new(MAX_STREAMS, MAX_STREAMS_PER_SESSION);
+        let (feeds, new_view) = (Arc::default(), Arc::default());
+        Self { role, source, started: Instant::now(), places, feeds, new_view }
     }
 
     /// Time since the start of the dashboard, which is the time of the history.
@@ -114,17 +107,12 @@ impl Live {
 
     /// A stream with this view; why there is none, if there are too many.
     pub(crate) fn stream(&self, session: SessionId, view: View) -> Result<Stream, String> {
-        let mut streams = lock(&self.streams);
-        let of_session = streams.sessions.get(&session).copied().unwrap_or(0);
-        if streams.count >= MAX_STREAMS || of_session >= MAX_STREAMS_PER_SESSION {
-            return Err(format!(
-                "{} pages show the dashboard already, which is the limit: close one of them",
-                if of_session >= MAX_STREAMS_PER_SESSION { of_session } else { MAX_STREAMS }
-            ));
-        }
-        streams.count += 1;
-        *streams.sessions.entry(session).or_default() += 1;
-        let feed = streams.views.entry(view.clone()).or_insert_with(|| Feed {
+        let place = self.places.try_acquire(session).map_err(|limit| {
+            let (LimitReached::PerKey(pages) | LimitReached::Total(pages)) = limit;
+            format!("{pages} pages show the dashboard already, which is the limit: close one of them")
+        })?;
+        let mut feeds = lock(&self.feeds);
+        let feed = feeds.entry(view.clone()).or_insert_with(|| Feed {
             messages: watch::Sender::new(None),
             last: None,
             streams: 0,
@@ -134,8 +122,8 @@ impl Live {
         if feed.last.is_none() {
             self.new_view.notify_one();
         }
-        drop(streams);
-        Ok(Stream { messages, session, view, streams: Arc::clone(&self.streams) })
+        drop(feeds);
+        Ok(Stream { messages, session, view, feeds: Arc::clone(&self.feeds), _place: place })
     }
 
     /// Feeds streams and history until dropped.
@@ -151,7 +139,7 @@ impl Live {
             if let Some(sample) = feeder.feed(self, now).await {
                 history.lock().unwrap_or_else(PoisonError::into_inner).take(self.age(), &sample);
             }
-            let is_watched_often = lock(&self.streams).views.keys().any(|view| view.hz > 1);
+            let is_watched_often = lock(&self.feeds).keys().any(|view| view.hz > 1);
             let interval = if is_watched_often { SHORTEST_INTERVAL } else { SAMPLE_INTERVAL };
             // Turns that were missed are not made up for.
             next = (next.max(now - interval) + interval).max(now + TIMER_SLACK);
@@ -160,9 +148,8 @@ impl Live {
 
     /// The views that are due.
     fn due(&self, now: Instant) -> Vec<View> {
-        let mut streams = lock(&self.streams);
         let mut due = Vec::new();
-        for (view, feed) in &mut streams.views {
+        for (view, feed) in lock(&self.feeds).iter_mut() {
             let interval = Duration::from_secs(1) / u32::from(view.hz);
             let is_due = |last: Instant| now.saturating_duration_since(last) + TIMER_SLACK >= interval;
             if feed.last.is_none_or(is_due) {
@@ -174,7 +161,7 @@ impl Live {
     }
 
     fn send(&self, view: &View, message: Bytes) {
-        if let Some(feed) = lock(&self.streams).views.get(view) {
+        if let Some(feed) = lock(&self.feeds).get(view) {
             feed.messages.send_replace(Some(message));
         }
     }

@@ -126,7 +126,7 @@ fn a_server_is_asked_once_for_all_streams_and_only_for_what_they_show() {
         drop((one, other, same));
         feeder.feed(&live, now + SAMPLE_INTERVAL * 3).await.unwrap();
         assert_eq!(server.detailed.load(Ordering::Relaxed), 0, "nobody looks at a session");
-        assert!(lock(&live.streams).views.is_empty());
+        assert!(lock(&live.feeds).is_empty());
     });
 }
 
@@ -228,6 +228,5 @@ fn streams_are_limited_in_all_and_for_each_session_and_their_places_are_free_aga
     drop(first);
     assert!(of(0).is_ok());
     drop(others);
-    let streams = lock(&live.streams);
-    assert!(streams.count == 0 && streams.sessions.is_empty() && streams.views.is_empty());
+    assert!(live.places.in_use() == 0 && lock(&live.feeds).is_empty());
 }
