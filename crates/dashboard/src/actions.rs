@@ -68,7 +68,8 @@ pub(crate) fn list(config: &Config, connected: &BTreeMap<String, u32>) -> Result
 }
 
 /// An action on a user.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum UserAction {
     Add,
     Set,
@@ -93,17 +94,6 @@ pub(crate) struct GivenUser {
 }
 
 impl UserAction {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "add" => Self::Add,
-            "set" => Self::Set,
-            "rotate" => Self::Rotate,
-            "revoke" => Self::Revoke,
-            "remove" => Self::Remove,
-            _ => return None,
-        })
-    }
-
     /// Does it.
     pub(crate) fn perform(self, Config(config): &Config, given: GivenUser) -> Result<Value, ActionError> {
         let (file, name) = (users_file(config), given.name.clone());
@@ -212,6 +202,7 @@ fn mistake(field: &str, why: &(impl std::fmt::Display + ?Sized)) -> ActionError 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::word;
 
     fn server() -> (tempfile::TempDir, Config) {
         let folder = tempfile::tempdir().unwrap();
@@ -225,7 +216,7 @@ mod tests {
     }
 
     fn perform(config: &Config, action: &str, given: Value) -> Result<Value, ActionError> {
-        UserAction::parse(action).unwrap().perform(config, serde_json::from_value(given).unwrap())
+        word::<UserAction>(action).unwrap().perform(config, serde_json::from_value(given).unwrap())
     }
 
     #[test]
@@ -285,7 +276,7 @@ mod tests {
         }
         let unknown = json!({ "name": "bob", "colour": "red" });
         assert!(serde_json::from_value::<GivenUser>(unknown).is_err());
-        assert_eq!(UserAction::parse("become"), None);
+        assert_eq!(word::<UserAction>("become"), None);
         assert!(Config::of(&ServerConfig { auth: AuthMode::None, ..config.0 }).is_none());
     }
 }

@@ -31,7 +31,7 @@ use crate::{
     origin::Host,
     page, response,
     secret::Secret,
-    view::{View, query_pairs},
+    view::{View, query_pairs, word},
 };
 
 /// Longest body of a request (bytes): many times the longest of the page. Longer: memory for strangers.
@@ -101,7 +101,7 @@ async fn route(site: Arc<Site>, ends: Ends, request: Request<Incoming>) -> Resul
                 found => reply(found.and_then(Result::ok)),
             }
         }
-        ("POST", path) => match path.strip_prefix("/api/user/").and_then(actions::UserAction::parse) {
+        ("POST", path) => match path.strip_prefix("/api/user/").and_then(word::<actions::UserAction>) {
             Some(action) => {
                 let (config, given) = (site.server_with_users()?, body(request).await?);
                 outcome(actions::blocking(move || action.perform(&config, given)).await)

@@ -7,6 +7,10 @@ use std::cmp::Ordering;
 
 use mpvpn_status::SessionSummary;
 use percent_encoding::percent_decode_str;
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, value::StrDeserializer},
+};
 
 /// Sessions that a browser gets at a time, each of some 2 kB with its paths. More: larger frames, up to four
 /// times a second; fewer: more pages to turn.
@@ -42,7 +46,8 @@ impl Default for View {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
+#[serde(rename_all = "lowercase")]
 enum SessionOrder {
     /// Highest rate first.
     Rate,
@@ -95,20 +100,11 @@ impl View {
                 "find" => view.find = value.to_lowercase(),
                 "sort" => {
                     view.reversed = value.starts_with('-');
-                    view.order = match value.trim_start_matches('-') {
-                        "rate" => SessionOrder::Rate,
-                        "down" => SessionOrder::Down,
-                        "up" => SessionOrder::Up,
-                        "bytes" => SessionOrder::Bytes,
-                        "user" => SessionOrder::User,
-                        "address" => SessionOrder::Address,
-                        "connected" => SessionOrder::Connected,
-                        _ => {
-                            return Err(format!(
-                                "`sort` is {value:?}, and not rate, down, up, bytes, user, address or connected"
-                            ));
-                        }
-                    };
+                    view.order = word(value.trim_start_matches('-')).ok_or_else(|| {
+                        format!(
+                            "`sort` is {value:?}, and not rate, down, up, bytes, user, address or connected"
+                        )
+                    })?;
                 }
                 _ => {}
             }
@@ -157,6 +153,11 @@ impl SessionOrder {
             Self::Connected => a.session.connected_s.total_cmp(&b.session.connected_s),
         }
     }
+}
+
+/// The value that a word of a URI stands for.
+pub(crate) fn word<T: DeserializeOwned>(text: &str) -> Option<T> {
+    T::deserialize(StrDeserializer::<serde::de::value::Error>::new(text)).ok()
 }
 
 /// The keys and values of a query, with `%` sequences and `+` decoded.
