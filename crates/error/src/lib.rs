@@ -8,7 +8,6 @@
 use std::io;
 
 use mpvpn_identity::tls::CertificateRefusal;
-use mpvpn_masque::connect_ip::RefusalDetail;
 use mpvpn_os::OsError;
 use mpvpn_quic::SetupError;
 use mpvpn_tunnel::ClientError;
@@ -64,27 +63,6 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Examples for the reference: the errors of this crate, of the tunnel and of the system that have a text
-    /// of their own. Variable parts are in capitals.
-    pub fn examples() -> Vec<Self> {
-        let io = || io::Error::other("REASON");
-        let own = [
-            Self::Privilege,
-            Self::Tunnel(ClientError::Unauthorized(401)),
-            Self::Tunnel(ClientError::AccessDenied { status: 401, detail: RefusalDetail::default() }),
-            Self::Tunnel(ClientError::CertificateRefused("REASON")),
-            Self::Tunnel(ClientError::AddressInUse([10, 0, 0, 2].into())),
-            Self::Tunnel(ClientError::Tls("REASON".into())),
-            Self::Tunnel(ClientError::Unsupported("FEATURE")),
-            Self::Unresolved { name: "NAME".into(), source: io() },
-            Self::Addresses("REASON".into()),
-            Self::Setup(SetupError::Tls),
-            Self::Io { what: "DO SOMETHING", source: io() },
-            Self::Unprotected,
-        ];
-        own.into_iter().chain(OsError::examples().into_iter().map(Self::Os)).collect()
-    }
-
     /// The user's next step, where it is known.
     pub fn next_step(&self) -> Option<&'static str> {
         match self {

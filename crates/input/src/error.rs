@@ -1,7 +1,5 @@
 use std::{io::ErrorKind, path::PathBuf};
 
-use rustix::io::Errno;
-
 /// Errors of options, files, certificates and the local API. Each names the option, file or socket that it is
 /// about.
 #[derive(Debug, thiserror::Error)]
@@ -147,49 +145,6 @@ impl Error {
         Self::Content { path: path.into(), expected, found: found.to_string() }
     }
 
-    /// An example of each kind and of each next step, for `docs/reference`; variable parts are in capitals.
-    pub fn examples() -> Vec<Self> {
-        let io = std::io::Error::from;
-        let (file, socket) = (|| PathBuf::from("FILE"), || PathBuf::from("SOCKET"));
-        let tcp = ([127, 0, 0, 1], 443).into();
-        let monitoring = |option, errno| Self::MonitoringAddress {
-            option,
-            address: ([127, 0, 0, 1], 9464).into(),
-            source: io(errno),
-        };
-        vec![
-            Self::usage("THE MISTAKE IN THE OPTIONS", "THE CORRECTION"),
-            Self::ConfigFile {
-                file: file(),
-                line: 7,
-                column: 1,
-                why: "THE MISTAKE".into(),
-                shown: " 7 | THE LINE".into(),
-            },
-            Self::File { doing: "read", path: file(), source: io(Errno::ACCESS) },
-            Self::File { doing: "read", path: file(), source: io(Errno::NOENT) },
-            Self::Content { path: file(), expected: "THE EXPECTED CONTENT", found: "THE CONTENT".into() },
-            Self::KeyMismatch { cert: "CERT".into(), key: "KEY".into() },
-            Self::MakeCertificate(rcgen::Error::CouldNotParseCertificate),
-            Self::Tls(rustls::Error::General("REASON".into())),
-            Self::Random,
-            monitoring("metrics", Errno::ADDRINUSE),
-            monitoring("metrics", Errno::ADDRNOTAVAIL),
-            monitoring("metrics", Errno::ACCESS),
-            monitoring("metrics", Errno::NOBUFS),
-            monitoring("dashboard", Errno::ADDRINUSE),
-            Self::TcpAddress { address: tcp, source: io(Errno::ADDRINUSE) },
-            Self::TcpAddress { address: tcp, source: io(Errno::ADDRNOTAVAIL) },
-            Self::TcpAddress { address: tcp, source: io(Errno::ACCESS) },
-            Self::SocketInUse { path: socket(), pid: None },
-            Self::SocketPath { path: socket(), bytes: 120 },
-            Self::NoAnswer { path: socket(), source: io(Errno::ACCESS) },
-            Self::NoAnswer { path: socket(), source: io(Errno::CONNREFUSED) },
-            Self::BadAnswer { path: socket(), why: "WHAT CAME INSTEAD".into() },
-            Self::machine("WHAT THE MACHINE LACKS", "THE REMEDY"),
-        ]
-    }
-
     /// Whether options or the configuration file caused the error (exit code 2).
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage { .. } | Self::ConfigFile { .. })
@@ -255,38 +210,4 @@ impl Error {
 
 fn of_pid(pid: Option<i32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The number of a variant. A new one is added here, and to the examples.
-    fn number(error: &Error) -> usize {
-        match error {
-            Error::Usage { .. } => 0,
-            Error::ConfigFile { .. } => 1,
-            Error::File { .. } => 2,
-            Error::Content { .. } => 3,
-            Error::KeyMismatch { .. } => 4,
-            Error::MakeCertificate(_) => 5,
-            Error::Tls(_) => 6,
-            Error::Random => 7,
-            Error::MonitoringAddress { .. } => 8,
-            Error::TcpAddress { .. } => 9,
-            Error::SocketInUse { .. } => 10,
-            Error::SocketPath { .. } => 11,
-            Error::NoAnswer { .. } => 12,
-            Error::BadAnswer { .. } => 13,
-            Error::Machine { .. } => 14,
-        }
-    }
-
-    #[test]
-    fn every_error_has_an_example_with_a_next_step() {
-        let mut numbers: Vec<_> = Error::examples().iter().map(number).collect();
-        numbers.dedup();
-        assert_eq!(numbers, (0..15).collect::<Vec<_>>());
-        assert!(Error::examples().iter().all(|error| !error.next_step().is_empty()));
-    }
 }

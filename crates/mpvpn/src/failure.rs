@@ -116,6 +116,7 @@ mod tests {
     use mpvpn_config::{ClientConfig, ClientOptions};
 
     use super::*;
+    use crate::tests::errors::run_errors;
 
     #[derive(Debug)]
     struct Wrapped(Box<dyn StdError + 'static>);
@@ -150,9 +151,9 @@ mod tests {
 
     #[test]
     fn a_client_or_server_that_ends_by_itself_has_failed() {
-        let refused = RunError::examples().into_iter().filter(|error| error.to_string().contains("401"));
+        let refused = run_errors().into_iter().filter(|error| error.to_string().contains("401"));
         assert!(refused.count() > 0, "a refused token is among the examples");
-        for error in RunError::examples() {
+        for error in run_errors() {
             let failure = Failure::of(&error, READ_THE_LOG);
             assert_eq!(failure.exit_code, 1, "{error}");
         }

@@ -147,44 +147,6 @@ pub enum OsError {
 }
 
 impl OsError {
-    /// One error of each variant, for the generated reference; variable parts are in capitals.
-    pub fn examples() -> Vec<Self> {
-        let (name, path) = (|| "NAME".to_owned(), || PathBuf::from("FILE"));
-        let io = |errno: rustix::io::Errno| io::Error::from(errno);
-        let net = |text: &str| text.parse().unwrap_or_default();
-        vec![
-            Self::Kernel {
-                operation: "DO",
-                object: "OBJECT".into(),
-                source: io(rustix::io::Errno::PERM),
-                detail: None,
-            },
-            Self::NameInUse { name: name(), holder: "HOLDER".into() },
-            Self::InvalidInterfaceName { name: name() },
-            Self::NoInterface { name: name() },
-            Self::Bind {
-                local: ([0; 4], 443).into(),
-                device: None,
-                source: io(rustix::io::Errno::ADDRINUSE),
-            },
-            Self::Listen { local: ([0; 4], 1080).into(), source: io(rustix::io::Errno::ADDRINUSE) },
-            Self::SubnetInUse {
-                subnet: net("10.0.0.0/24"),
-                address: net("10.0.0.7/24"),
-                interface: "INTERFACE".into(),
-            },
-            Self::NftMissing,
-            Self::Nft { table: "TABLE".into(), message: "MESSAGE".into() },
-            Self::AlreadyRunning { name: name(), pid: 4242 },
-            Self::Journal { operation: "write", path: path(), source: io(rustix::io::Errno::NOSPC) },
-            Self::NotPacketOriented { kind: "SOMETHING ELSE" },
-            Self::SharedResolvConf { path: path() },
-            Self::InvalidShareSource { text: "TEXT".into() },
-            Self::NumbersInUse { count: 15, purpose: "NUMBERS FOR A PURPOSE", holders: "NAME (15)".into() },
-            Self::Folder { path: "FOLDER".into(), user: 998 },
-        ]
-    }
-
     /// An error of `operation` on `object` without further detail.
     pub(crate) fn kernel(
         operation: &'static str,
@@ -293,33 +255,5 @@ mod tests {
         };
         let text = error.to_string();
         assert!(text.contains("0.0.0.0:443 on eth0") && text.contains("ss -ulpn"), "{text}");
-    }
-
-    /// The index of a variant in `OsError::examples`. Add a new variant here and there.
-    fn number(error: &OsError) -> usize {
-        match error {
-            OsError::Kernel { .. } => 0,
-            OsError::NameInUse { .. } => 1,
-            OsError::InvalidInterfaceName { .. } => 2,
-            OsError::NoInterface { .. } => 3,
-            OsError::Bind { .. } => 4,
-            OsError::Listen { .. } => 5,
-            OsError::SubnetInUse { .. } => 6,
-            OsError::NftMissing => 7,
-            OsError::Nft { .. } => 8,
-            OsError::AlreadyRunning { .. } => 9,
-            OsError::Journal { .. } => 10,
-            OsError::NotPacketOriented { .. } => 11,
-            OsError::SharedResolvConf { .. } => 12,
-            OsError::InvalidShareSource { .. } => 13,
-            OsError::NumbersInUse { .. } => 14,
-            OsError::Folder { .. } => 15,
-        }
-    }
-
-    #[test]
-    fn every_error_has_an_example() {
-        let numbers: Vec<_> = OsError::examples().iter().map(number).collect();
-        assert_eq!(numbers, (0..16).collect::<Vec<_>>());
     }
 }

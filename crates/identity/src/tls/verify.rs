@@ -93,22 +93,6 @@ pub enum CertificateRefusal {
 }
 
 impl CertificateRefusal {
-    /// An example of each kind, for `docs/reference`; variable parts are in capitals.
-    pub fn examples() -> Vec<Self> {
-        let (asked, presented) = (|| "NAME".to_owned(), || vec!["OTHER-NAME".to_owned()]);
-        vec![
-            Self::Untrusted { asked: asked(), presented: presented(), file: "CA-FILE".into() },
-            Self::OtherName { asked: asked(), presented: presented() },
-            Self::UnknownCa { asked: asked(), presented: presented() },
-            Self::OtherFingerprint {
-                expected: vec![Fingerprint([0xaa; 32])],
-                presented: Fingerprint([0xbb; 32]),
-            },
-            Self::Unusable { asked: asked(), presented: presented(), why: "REASON".into() },
-            Self::NotOwner { why: "REASON".into() },
-        ]
-    }
-
     /// The user's next step after the error.
     pub fn next_step(&self) -> &'static str {
         match self {

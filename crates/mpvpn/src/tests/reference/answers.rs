@@ -1,14 +1,16 @@
 //! The pages about the output of a running mpvpn: status, checks, events, metrics, errors.
 
 use super::definitions as reference;
-use mpvpn_error::RunError;
 use serde_json::Value;
 
 use super::{
     markdown::{GENERATED, Table, code, line, meanings, tidy},
     since::Since,
 };
-use crate::failure::{EXIT_CODES, READ_THE_LOG};
+use crate::{
+    failure::{EXIT_CODES, READ_THE_LOG},
+    tests::errors::run_errors,
+};
 
 /// `status.md`.
 pub(super) fn status(since: &mut Since) -> String {
@@ -243,7 +245,7 @@ pub(super) fn errors() -> String {
         errors.row(&[code(error.lines().next().unwrap_or_default()), next]);
     }
     let mut others = Table::new(&["what is printed"]);
-    for error in RunError::examples() {
+    for error in run_errors() {
         others.row(&[code(&error.to_string())]);
     }
     tidy(&format!(

@@ -9,8 +9,6 @@ use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::Value;
 
 use mpvpn_config::{ClientOptions, ServerOptions};
-use mpvpn_identity::tls::CertificateRefusal;
-use mpvpn_input::Error;
 use mpvpn_status::{
     Class, FlowList, Link, Path, Status,
     check::CheckReport,
@@ -18,6 +16,8 @@ use mpvpn_status::{
     measure::{EchoReport, MeasureReport},
     metrics,
 };
+
+use crate::tests::errors as examples;
 
 /// The schema of a server's configuration file.
 pub(crate) fn server() -> Value {
@@ -141,8 +141,8 @@ fn snake_case(name: &str) -> String {
 
 /// Errors as they are printed, each with its next step; what differs from case to case is in capitals.
 pub(crate) fn errors() -> Vec<(String, String)> {
-    let errors = Error::examples().into_iter().map(|error| (error.to_string(), error.next_step()));
-    let refusals = CertificateRefusal::examples().into_iter().map(|refusal| {
+    let errors = examples::errors().into_iter().map(|error| (error.to_string(), error.next_step()));
+    let refusals = examples::certificate_refusals().into_iter().map(|refusal| {
         let next = refusal.next_step().to_owned();
         (refusal.to_string(), next)
     });
