@@ -1,4 +1,4 @@
-//! What only tests and rigs ask about a process, besides [`mpvpn_os::usage`].
+//! Processor time and memory of a process that only tests and rigs ask for, besides [`mpvpn_os::usage`].
 //!
 //! In: a process ID. Out: its processor time in two parts, and its peak of memory; `None` if there is no such
 //! process.
@@ -7,8 +7,8 @@ use std::{fs, time::Duration};
 
 use mpvpn_os::usage::processor_time;
 
-/// Processor time used so far, in user mode and in the kernel. `/proc` tells the two in steps of 10 ms, so these are shares of
-/// the exact sum.
+/// Processor time used so far, in user mode and in the kernel. `/proc` tells the two in steps of 10 ms, so
+/// these are shares of the exact sum.
 pub fn user_and_system_time(pid: u32) -> Option<(Duration, Duration)> {
     let all = processor_time(pid)?;
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

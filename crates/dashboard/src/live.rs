@@ -55,7 +55,7 @@ pub(crate) struct Live {
     new_view: Arc<Notify>,
 }
 
-/// What the streams read, by their views.
+/// The data that the streams read, by their views.
 type Feeds = HashMap<View, Feed>;
 
 /// The data that the streams of one view read.

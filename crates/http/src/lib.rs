@@ -59,8 +59,8 @@ pub fn complete(body: impl Into<Bytes>) -> HttpResponse {
 /// The body of a response.
 pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A body of what `pull` makes of `source`, again and again, until it makes nothing. The next part is made when
-/// the connection can send it, so that a reader that does not read occupies no memory beyond one part.
+/// A body of what `pull` makes of `source`, again and again, until it makes nothing. The next part is made
+/// when the connection can send it, so that a reader that does not read occupies no memory beyond one part.
 pub fn pulled_body<S, F>(source: S, pull: fn(S) -> F) -> ResponseBody
 where
     S: Send + 'static,

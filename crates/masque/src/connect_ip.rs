@@ -1,8 +1,8 @@
 //! CONNECT-IP requests and responses (RFC 9484 §4).
 //!
 //! In: on the client, a path and credentials, and later the response; on the server, a valid request header
-//! section. Out: header sections, credentials, or the reason of a refusal. Always holds: nothing is authorized
-//! here; names are not resolved and credentials not verified.
+//! section. Out: header sections, credentials, or the reason of a refusal. Always holds: nothing is
+//! authorized here; names are not resolved and credentials not verified.
 
 use crate::{
     extensions,

@@ -1,8 +1,8 @@
 //! The default URI templates of MASQUE proxies (RFC 9484 §3, RFC 9298 §3): a prefix, and two values between
 //! slashes.
 //!
-//! In: two values (client), or the path of a request (server). Out: the path, or its values. Always holds: in a
-//! path, values are percent-encoded, so that a path matches in only one way.
+//! In: two values (client), or the path of a request (server). Out: the path, or its values. Always holds:
+//! in a path, values are percent-encoded, so that a path matches in only one way.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::borrow::Cow;

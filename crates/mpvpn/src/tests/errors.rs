@@ -69,8 +69,8 @@ pub(crate) fn certificate_refusals() -> Vec<CertificateRefusal> {
     ]
 }
 
-/// Errors with which a client or a server ends, those of the tunnel and of the system that have a text of their
-/// own.
+/// Errors with which a client or a server ends, those of the tunnel and of the system that have a text of
+/// their own.
 pub(crate) fn run_errors() -> Vec<RunError> {
     let io = || io::Error::other("REASON");
     let own = [
