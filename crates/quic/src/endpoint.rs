@@ -1,7 +1,7 @@
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use bytes::BytesMut;
-use mpvpn_types::Instant;
+use mpvpn_types::{Duration, Instant};
 use noq_proto::{
     ConnectionHandle as NoqHandle, DatagramEvent, EcnCodepoint, EndpointConfig, EndpointEvent, FourTuple,
     Incoming,
@@ -18,10 +18,11 @@ use crate::{
 /// Retry packet (RFC 9000 §8.1.2). Higher: more memory for spoofed clients; lower: one more round trip when
 /// many clients reconnect.
 const RETRY_ABOVE: usize = 256;
-/// Handshakes that a server begins at one moment, that is, in one iteration of its event loop; the others
-/// wait. Each takes about as long as the batch of packets that an iteration receives. More: connected clients
-/// feel a flood of handshakes; fewer: many clients connect slowly.
-const HANDSHAKES_AT_ONCE: u32 = 4;
+/// Iterations of the event loop with other work for each handshake that a server begins. A handshake takes
+/// about as long as the batch of packets that an iteration handles, so while there is other work, handshakes
+/// take at most a sixteenth of the time; the time in which the loop would sleep is theirs. More: nobody gets
+/// in while the others use the processor; fewer: those who are connected feel a flood of handshakes.
+const ITERATIONS_PER_HANDSHAKE: u32 = 16;
 /// Attempts to connect that wait for their handshake, about 4 KB each; more are dropped, and clients repeat
 /// them. More: memory, and clients that gave up before; fewer: many clients that connect at once come in
 /// late.
@@ -83,8 +84,12 @@ pub struct Endpoint {
     strangers: Option<Strangers>,
     /// Accepted attempts to connect that wait for their handshake, with the local address.
     waiting: VecDeque<(Option<LocalAddress>, Incoming)>,
-    /// When handshakes began last, and how many then.
-    begun: Option<(Instant, u32)>,
+    /// When a handshake began last.
+    begun: Option<Instant>,
+    /// This iteration of the event loop has other work.
+    is_busy: bool,
+    /// Iterations with other work until a handshake may begin in one.
+    pause: u32,
     stateless: VecDeque<(Transmit, Vec<u8>)>,
     scratch: Vec<u8>,
 }
@@ -114,6 +119,8 @@ impl Endpoint {
             strangers,
             waiting: VecDeque::new(),
             begun: None,
+            is_busy: false,
+            pause: 0,
             stateless: VecDeque::new(),
             scratch: Vec::new(),
         }
@@ -230,9 +237,15 @@ impl Endpoint {
         Handled::Nothing
     }
 
-    /// Whether another handshake may begin at this moment.
+    /// An iteration of the event loop begins. `is_busy`: it has other work than handshakes that wait.
+    pub fn begin_iteration(&mut self, is_busy: bool) {
+        self.is_busy = is_busy;
+        self.pause = self.pause.saturating_sub(u32::from(is_busy));
+    }
+
+    /// Whether another handshake may begin at this moment: one an iteration.
     fn may_begin(&self, now: Instant) -> bool {
-        self.begun.is_none_or(|(at, count)| at != now || count < HANDSHAKES_AT_ONCE)
+        self.begun != Some(now) && (!self.is_busy || self.pause == 0)
     }
 
     /// Begins handshakes that had to wait: returns the next new connection.
@@ -246,9 +259,9 @@ impl Endpoint {
         None
     }
 
-    /// When [`Self::accept_waiting`] has to be called: at once if any wait.
+    /// When [`Self::accept_waiting`] has to be called: in the next iteration, at once, if any wait.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.begun.filter(|_| !self.waiting.is_empty()).map(|(at, _)| at)
+        self.begun.filter(|_| !self.waiting.is_empty()).map(|at| at + Duration::from_nanos(1))
     }
 
     /// The next connection to close because too many are not authenticated.
@@ -257,8 +270,7 @@ impl Endpoint {
     }
 
     fn accept(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
-        let count = self.begun.filter(|(at, _)| *at == now).map_or(0, |(_, count)| count);
-        self.begun = Some((now, count + 1));
+        (self.begun, self.pause) = (Some(now), ITERATIONS_PER_HANDSHAKE);
         let validated = incoming.remote_address_validated();
         let remote = incoming.remote_address();
         let (config, limits) = match self.server.as_ref().map(|setup| setup.config(remote)) {
@@ -392,7 +404,7 @@ mod tests {
         sync::atomic::{AtomicU8, Ordering::Relaxed},
     };
 
-    use mpvpn_types::{Duration, LinkId};
+    use mpvpn_types::LinkId;
     use noq_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid};
 
     use super::*;
@@ -653,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_beyond_a_few_at_one_moment_wait_for_the_next() {
+    fn a_handshake_begins_in_each_iteration_or_in_one_of_sixteen_with_other_work() {
         let (mut server, setup) = server(&Arc::default());
         let now = Instant::now();
         let handled = |server: &mut Endpoint, host| {
@@ -662,19 +674,31 @@ mod tests {
             let handled = packets.into_iter().map(|data| server.handle(now, None, client.address, 0, data));
             handled.filter(|handled| matches!(handled, Handled::New(_))).count()
         };
-        assert_eq!((1..=10).map(|host| handled(&mut server, host)).sum::<usize>(), 4);
-        assert_eq!((server.accept_waiting(now), server.poll_timeout()), (None, Some(now)));
-        let later = now + Duration::from_micros(10);
         let accepted = |server: &mut Endpoint, now| std::iter::from_fn(|| server.accept_waiting(now)).count();
-        assert_eq!((accepted(&mut server, later), server.poll_timeout()), (4, Some(later)));
+        let tick = Duration::from_nanos(1);
+        assert_eq!((1..=4).map(|host| handled(&mut server, host)).sum::<usize>(), 1);
+        assert_eq!((accepted(&mut server, now), server.poll_timeout()), (0, Some(now + tick)));
+        let later = now + Duration::from_micros(10);
+        assert_eq!((accepted(&mut server, later), server.poll_timeout()), (1, Some(later + tick)));
         // Those that come now do not overtake those that wait.
         assert_eq!(handled(&mut server, 11), 0);
+        // While there is other work, one in sixteen iterations begins one.
         let later = later + Duration::from_micros(10);
-        assert_eq!((accepted(&mut server, later), server.poll_timeout()), (3, None));
-        assert_eq!(server.handshaking, 11);
+        let mut begins = |is_busy: bool, count: u32| -> Vec<usize> {
+            let mut iteration = |number| {
+                server.begin_iteration(is_busy);
+                accepted(&mut server, later + Duration::from_micros(1) * number)
+            };
+            (0..count).map(&mut iteration).collect()
+        };
+        assert_eq!(begins(true, 32), [&[0; 15][..], &[1], &[0; 15], &[1]].concat());
+        let later = later + Duration::from_millis(1);
+        server.begin_iteration(false);
+        assert_eq!((accepted(&mut server, later), server.poll_timeout()), (1, None));
+        assert_eq!(server.handshaking, 5);
         // The queue has an end.
         server.retry_above = usize::MAX;
-        server.begun = Some((now, HANDSHAKES_AT_ONCE));
+        server.begun = Some(now);
         (0..MAX_WAITING + 10)
             .for_each(|number| assert_eq!(handled(&mut server, (number % 100 + 20) as u8), 0));
         assert_eq!(server.waiting.len(), MAX_WAITING);

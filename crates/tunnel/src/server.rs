@@ -150,6 +150,12 @@ impl Server {
         }
     }
 
+    /// An iteration of the event loop begins. `is_busy`: sockets are ready, which come before handshakes that
+    /// wait.
+    pub fn begin_iteration(&mut self, is_busy: bool) {
+        self.endpoint.begin_iteration(is_busy);
+    }
+
     /// Must be called after each batch of [`Self::handle_datagram`].
     pub fn handle_batch(&mut self, now: Instant) {
         self.last_time = Some(now);
