@@ -1,6 +1,6 @@
 //! Users and their tokens, shown as bearer tokens (RFC 6750) or as passwords (RFC 7617).
 //!
-//! In: the [`Users`](crate::Users), and the `authorization` field of a request. Out: the [`User`], or why the
+//! In: the [`Users`], and the `authorization` field of a request. Out: the [`User`], or why the
 //! request is refused. Always holds: a check looks the SHA-256 of the shown token up and then compares in
 //! constant time. The time of the look-up may depend on the hash; of a token with 256 random bits that tells
 //! nothing, because nobody can choose tokens whose hash comes closer to that of another one step by step.
