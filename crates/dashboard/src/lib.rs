@@ -196,8 +196,9 @@ impl Dashboard {
             reporter,
             tls: self.tls,
         });
-        // All browsers of a machine have one address, so that the limit of all is that of each.
-        let limiter = Limiter::new(MAX_CONNECTIONS, usize::MAX);
+        // All browsers of a machine have one address: each connection counts for itself, and the oldest makes
+        // room.
+        let limiter = Limiter::new(MAX_CONNECTIONS, 1);
         let mut connections = JoinSet::new();
         connections.spawn({
             let site = Arc::clone(&site);
@@ -207,7 +208,7 @@ impl Dashboard {
             while connections.try_join_next().is_some() {}
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    let Ok(slot) = limiter.acquire_evicting(ClientNetwork::of(peer.ip())) else { continue };
+                    let Ok(slot) = limiter.acquire_evicting(peer) else { continue };
                     connections.spawn(Arc::clone(&site).connection(stream, peer, slot));
                 }
                 Err(error) => {
@@ -255,7 +256,7 @@ struct Ends {
 }
 
 impl Site {
-    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, slot: Slot<ClientNetwork>) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, slot: Slot<SocketAddr>) {
         let Ok(local) = stream.local_addr() else { return };
         let ends = Ends { network: ClientNetwork::of(peer.ip()), local };
         let evicted = slot.evicted();
