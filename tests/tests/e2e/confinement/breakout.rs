@@ -271,6 +271,13 @@ fn each_process_has_the_rights_that_the_table_says() {
         assert_as_documented(&row, &reads, &victims, process.id());
         let (row, of_helper) = row_of(&format!("helper of a {name}"));
         assert_eq!(of_helper, "system folders, those of its process except the site");
+        // It takes no task before; the process does not wait for it.
+        eventually(Duration::from_secs(10), "the helper is confined", || {
+            match line(helper, "Seccomp:").as_str() {
+                "2" => Ok(()),
+                mode => Err(format!("mode {mode}")),
+            }
+        });
         assert_as_documented(&row, &reads.replace("site", ""), &victims, helper);
     }
 }
