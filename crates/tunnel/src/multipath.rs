@@ -82,6 +82,10 @@ pub use traffic::{TrafficCounters, TrafficRates};
 /// paths with long round trips are closed during validation. Larger: data that waits for the path is delayed
 /// for longer.
 const BLOCKED_PATH_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The least time for the answer to a heartbeat of the idle time: a probe timeout before a round trip is known
+/// (RFC 9002 §6.2.2), as a server that thousands of idle clients ask may be slow. Larger: a server that is
+/// gone is noticed later. Smaller: more heartbeats where one is lost.
+const MIN_ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// Which end of the tunnel this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,8 +131,11 @@ pub(crate) struct MultipathConnection {
     pub(crate) echo_watch: Option<EchoWatch>,
     /// The end of the last local stall (time without processor); initially the time of creation.
     stalled_until: Instant,
-    /// When another connection last found one of the links silent.
+    /// When heartbeats last became dense although no data moves here.
     probed_at: Option<Instant>,
+    /// At a client, while heartbeats are sparse: when the first one since something arrived left on a path
+    /// that seems to work.
+    asked_at: Option<Instant>,
 }
 
 impl MultipathConnection {
@@ -160,6 +167,7 @@ impl MultipathConnection {
             echo_watch: None,
             stalled_until: now,
             probed_at: None,
+            asked_at: None,
         }
     }
 
@@ -299,8 +307,8 @@ impl MultipathConnection {
         self.paths.over_mut(link).for_each(|path| path.liveness.send_heartbeat_now());
     }
 
-    /// Another connection has found one of the links silent: heartbeats are dense for a while, as if data
-    /// moved, so that both ends find out which paths of this one work.
+    /// Heartbeats are dense for a while, as if data moved, so that both ends find out which paths work:
+    /// another connection has found one of the links silent, or nothing answers here.
     pub(crate) fn probe_paths(&mut self, now: Instant) {
         self.probed_at = Some(now);
         self.make_heartbeats_dense(now);
@@ -350,6 +358,11 @@ impl MultipathConnection {
             self.heartbeats.announce();
         }
         self.send_heartbeats(now, connection, &due);
+        if self.no_answer_at().is_some_and(|at| at <= now) {
+            tracing::debug!(target: LIVENESS, "nothing answers a heartbeat: heartbeats become dense");
+            self.asked_at = None;
+            self.probe_paths(now);
+        }
         self.close_blocked_paths(now, connection);
         self.close_dead_paths(now, connection);
         if self.trimmer.expires(now, !self.scheduler.dispatcher.is_empty()) {
@@ -371,12 +384,33 @@ impl MultipathConnection {
         if actions.rejudge {
             self.timer.judge_soon();
         }
+        let mut asks = false;
         for heartbeat in actions.heartbeats {
+            let (Heartbeat::Ping(id) | Heartbeat::Report(id, _)) = heartbeat;
+            asks |= self.paths.get(id).is_some_and(|path| path.liveness.is_alive());
             match heartbeat {
                 Heartbeat::Ping(id) => connection.heartbeat(id),
                 Heartbeat::Report(id, report) => connection.queue_report(id, report),
             }
         }
+        let is_sparse = !self.paths.values().any(|path| path.liveness.is_dense(now));
+        if asks && is_sparse && self.role == Role::Client {
+            let is_answered = |asked: &Instant| self.last_received().is_some_and(|at| at > *asked);
+            self.asked_at = self.asked_at.filter(|asked| !is_answered(asked)).or(Some(now));
+        }
+    }
+
+    /// When something arrived last, on any path.
+    fn last_received(&self) -> Option<Instant> {
+        self.paths.values().map(|path| path.liveness.last_received()).max()
+    }
+
+    /// When a heartbeat of the idle time has no answer although some path seems to work.
+    fn no_answer_at(&self) -> Option<Instant> {
+        let asked = self.asked_at.filter(|asked| self.last_received().is_none_or(|at| at <= *asked))?;
+        let alive = self.paths.values().filter(|path| path.liveness.is_alive());
+        let limit = alive.map(|path| path.liveness.silence_limit()).max()?;
+        Some(asked + limit.max(MIN_ANSWER_TIME))
     }
 
     /// Closes paths on which noq sends no data. It does so for ever if it could not validate a changed
@@ -437,6 +471,7 @@ impl MultipathConnection {
             self.timer.poll_timeout(self.tiers.is_overflowing()),
             self.mtu.poll_timeout(),
             self.heartbeats.poll_timeout(now, &self.paths),
+            self.no_answer_at(),
             self.recovery.data_ack_timeout(connection),
         ];
         all.into_iter().flatten().min()

@@ -122,6 +122,26 @@ fn an_idle_client_does_not_take_its_idle_time_for_silence() {
 }
 
 #[test]
+fn an_idle_client_notices_with_its_next_heartbeat_that_nothing_answers() {
+    for (links, one_is_down) in [(1, false), (2, false), (2, true)] {
+        let (mut world, client) = with_links(links);
+        if one_is_down {
+            lose(&mut world, client, 0, 1.0, 1.0);
+        }
+        world.send_both_ways(client, SECOND);
+        world.run(20 * SECOND);
+        assert_eq!(active(&mut world, client)[0], links - usize::from(one_is_down));
+        (0..links).for_each(|link| lose(&mut world, client, link as u16, 1.0, 1.0));
+        // A heartbeat in 15 s, and a second for its answer.
+        world.run(17 * SECOND);
+        assert_eq!(active(&mut world, client)[0], 0, "of {links} links, one down before: {one_is_down}");
+        (0..links).for_each(|link| lose(&mut world, client, link as u16, 0.0, 0.0));
+        world.run(6 * SECOND);
+        assert_eq!(active(&mut world, client), [links; 2]);
+    }
+}
+
+#[test]
 fn both_ends_find_the_only_path_that_works_both_ways() {
     // The loss up and down of the failed links.
     let harms = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)];
