@@ -49,8 +49,6 @@ const SESSIONS: u64 = 64;
 const TUNNELS_OF_SESSION: u64 = 128;
 /// Addresses that it has, so that limits of an address do not protect the server.
 const SOURCES: u32 = 64;
-/// Handshakes under way.
-const MAX_CONNECTING: usize = 512;
 /// Downloads of a connection, streams that a round opens and resets, name look-ups of a round, and capsules
 /// of a round.
 const DOWNLOADS: usize = 64;
@@ -119,7 +117,6 @@ struct Member {
     attack: Attack,
     http: H3,
     since: Instant,
-    is_established: bool,
     /// The request of the tunnel, and whether the response was seen.
     request: Option<StreamId>,
     answered: bool,
@@ -143,7 +140,6 @@ struct Rogue {
     secrets: BTreeMap<u64, Vec<u8>>,
     /// Numbers of connections to be begun again.
     again: Vec<u64>,
-    connecting: usize,
     turn: usize,
     counts: Counts,
     reasons: BTreeMap<String, u64>,
@@ -196,7 +192,6 @@ fn attack(server: &str, token: &str, resolver: &str, download: &str) -> Result<(
         members: BTreeMap::new(),
         secrets: BTreeMap::new(),
         again: (0..CONNECTIONS).rev().collect(),
-        connecting: 0,
         turn: 0,
         counts: Counts::default(),
         reasons: BTreeMap::new(),
@@ -277,9 +272,6 @@ impl Rogue {
     /// Begins connections, those of sessions first.
     fn connect(&mut self) -> Result<()> {
         for _ in 0..16 {
-            if self.connecting >= MAX_CONNECTING {
-                break;
-            }
             let Some(number) = self.again.pop() else { break };
             let session = number % SESSIONS;
             let joins = (SESSIONS..SESSIONS * TUNNELS_OF_SESSION).contains(&number);
@@ -294,13 +286,11 @@ impl Rogue {
             let connected = self.endpoint.connect(Instant::now(), setup, local, self.server, "mpvpn");
             let id = connected.map_err(|error| format!("{}: {error}", self.server))?;
             self.counts.attempts += 1;
-            self.connecting += 1;
             let member = Member {
                 number,
                 attack,
                 http: H3::new(Side::Client, Settings::default()),
                 since: Instant::now(),
-                is_established: false,
                 request: None,
                 answered: false,
                 capsules: CapsuleReader::new(),
@@ -326,8 +316,6 @@ impl Rogue {
         while let Some(event) = connection.poll_event(now) {
             match event {
                 Event::Connected => {
-                    member.is_established = true;
-                    self.connecting -= 1;
                     self.counts.established += 1;
                     if let Ok(control) = connection.open_uni() {
                         connection.write(control, member.http.control_preface());
@@ -395,7 +383,6 @@ impl Rogue {
         if let Some(member) = self.members.remove(&id) {
             *self.reasons.entry(reason.chars().take(90).collect()).or_default() += 1;
             self.counts.lost += 1;
-            self.connecting -= usize::from(!member.is_established);
             if member.number < SESSIONS {
                 self.secrets.remove(&member.number);
                 self.again.push(member.number);

@@ -393,8 +393,8 @@ impl MultipathConnection {
                 Heartbeat::Report(id, report) => connection.queue_report(id, report),
             }
         }
-        let is_sparse = !self.paths.values().any(|path| path.liveness.is_dense(now));
-        if asks && is_sparse && self.role == Role::Client {
+        let is_dense = || self.paths.values().any(|path| path.liveness.is_dense(now));
+        if asks && self.role == Role::Client && !is_dense() {
             let is_answered = |asked: &Instant| self.last_received().is_some_and(|at| at > *asked);
             self.asked_at = self.asked_at.filter(|asked| !is_answered(asked)).or(Some(now));
         }
