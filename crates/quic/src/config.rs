@@ -66,7 +66,7 @@ pub(crate) const MAX_REQUESTS: u32 = 16_384;
 /// because noq closes a connection whose stream has more than 1024 gaps. It allows 31 Mbit/s a stream at a
 /// round trip of 600 ms. Larger: connections end under loss; smaller: slow over satellites. An mpvpn peer
 /// sends less to readers that do not read.
-const STREAM_WINDOW: u32 = 2304 << 10;
+pub(crate) const STREAM_WINDOW: u32 = 2304 << 10;
 /// Bidirectional streams that a client may have open at a server before it is authenticated. Chosen: a
 /// browser asks a site for some files at a time. More: memory and work that a stranger can demand; fewer: a
 /// slow site, and requests of a client's apps that wait one more round trip while it connects.
@@ -87,7 +87,7 @@ const ALL_WAITING_BYTES: u64 = 2 << 20;
 /// The receive window of a connection (bytes): 2 Gbit/s at 100 ms, and 10 unread streams do not stop the
 /// others; of an mpvpn peer, which sends less to readers that do not read, 64. Larger: memory that a peer can
 /// demand; smaller: unread streams stop others.
-const RECEIVE_WINDOW: u32 = 24 << 20;
+pub(crate) const RECEIVE_WINDOW: u32 = 24 << 20;
 /// Unacknowledged stream bytes of a connection at most: 1.3 Gbit/s at 100 ms. Smaller: slow over fast and
 /// long paths; larger: memory.
 const SEND_WINDOW: u64 = 16 << 20;

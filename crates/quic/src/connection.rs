@@ -14,6 +14,7 @@ mod reinjection;
 mod send;
 mod sending;
 mod streams;
+mod unread;
 mod upkeep;
 
 use std::{
@@ -456,6 +457,7 @@ impl Connection {
                 return;
             };
             for datagram in &mut held[..count] {
+                self.streams.receive.unread.taken += datagram.len() as u64;
                 each(std::mem::take(datagram));
             }
             if count < held.len() {

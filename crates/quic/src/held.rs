@@ -50,10 +50,11 @@ impl ProcessBytes {
     }
 
     /// A connection for which `bytes` were counted is gone: until the next measurement, its share of what was
-    /// not counted is gone as well.
-    fn on_ended(&self, bytes: usize) {
+    /// not counted is gone as well, and what was `estimated` for it.
+    fn on_ended(&self, bytes: usize, estimated: usize) {
         let held = self.held.load(Relaxed).max(bytes).max(1);
         let left = |uncounted: usize| {
+            let uncounted = uncounted.saturating_sub(estimated);
             let share = uncounted as f64 * bytes as f64 / held as f64;
             Some(uncounted.saturating_sub(share as usize))
         };
@@ -95,9 +96,14 @@ impl UserBytes {
         self.counts.connections.load(Relaxed)
     }
 
-    /// Whether there is memory for another connection of the user.
-    pub fn may_connect(&self) -> bool {
-        self.left() >= CONNECTION_BYTES
+    /// Counts another connection, if there is memory for it and the user has fewer than `most`.
+    pub fn connect(&self, most: usize) -> Option<CountedConnection> {
+        if self.left() < CONNECTION_BYTES {
+            return None;
+        }
+        let one_more = |count| (count < most).then_some(count + 1);
+        self.counts.connections.fetch_update(Relaxed, Relaxed, one_more).ok()?;
+        Some(CountedConnection(self.clone()))
     }
 
     /// Bytes that the user may still take: as many may be held as the process has left (dynamic thresholds,
@@ -107,14 +113,13 @@ impl UserBytes {
     }
 }
 
-/// A connection of a user, until it is dropped.
+/// A connection of a user, which counts until it is dropped.
 #[derive(Debug)]
-pub(crate) struct CountedConnection(UserBytes);
+pub struct CountedConnection(UserBytes);
 
 impl CountedConnection {
-    pub(crate) fn new(user: UserBytes) -> Self {
-        user.counts.connections.fetch_add(1, Relaxed);
-        Self(user)
+    pub(crate) fn user(&self) -> UserBytes {
+        self.0.clone()
     }
 }
 
@@ -128,6 +133,8 @@ impl Drop for CountedConnection {
 #[derive(Debug, Default)]
 pub(crate) struct HeldBytes {
     bytes: usize,
+    /// Bytes that count for the user only: the process measures how many there are in truth.
+    estimated: usize,
     user: Option<UserBytes>,
 }
 
@@ -135,7 +142,7 @@ impl HeldBytes {
     /// Counts them for a user from now on.
     pub(crate) fn set_user(&mut self, user: UserBytes) {
         let bytes = std::mem::take(self).bytes;
-        *self = Self { bytes: 0, user: Some(user) };
+        *self = Self { user: Some(user), ..Self::default() };
         self.add(bytes);
     }
 
@@ -168,6 +175,15 @@ impl HeldBytes {
         }
     }
 
+    /// Sets how many more bytes the user seems to hold.
+    pub(crate) fn set_estimated(&mut self, bytes: usize) {
+        let before = std::mem::replace(&mut self.estimated, bytes);
+        if let Some(user) = &self.user {
+            // Wraps around where there are fewer.
+            user.counts.held.fetch_add(bytes.wrapping_sub(before), Relaxed);
+        }
+    }
+
     /// Bytes that may still be held, of at most `most` of this connection.
     pub(crate) fn left(&self, most: usize) -> usize {
         let left = most.saturating_sub(self.bytes);
@@ -178,8 +194,9 @@ impl HeldBytes {
 impl Drop for HeldBytes {
     fn drop(&mut self) {
         if let Some(user) = &self.user {
-            user.process.on_ended(self.bytes);
+            user.process.on_ended(self.bytes, self.estimated);
         }
+        self.set_estimated(0);
         self.sub(self.bytes);
     }
 }
@@ -221,7 +238,7 @@ mod tests {
         assert_eq!(connections[0].left(usize::MAX), 600);
         process.on_measured(1100);
         assert_eq!((process.used(), connections[0].left(usize::MAX)), (1100, 0));
-        assert!(process.is_exceeded() && !user.may_connect());
+        assert!(process.is_exceeded() && user.connect(usize::MAX).is_none());
         connections[1].set(50);
         assert_eq!(process.used(), 1050);
         let [first, _second] = connections;

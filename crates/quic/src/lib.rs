@@ -47,7 +47,7 @@ pub use config::{
 };
 pub use connection::{Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk};
 pub use endpoint::{Endpoint, Handled, HandshakeCounters, HandshakeResult};
-pub use held::{ProcessBytes, UserBytes};
+pub use held::{CountedConnection, ProcessBytes, UserBytes};
 pub use path_stats::PathStats;
 pub use qlog::{QlogEvent, QlogMetrics, QlogSink};
 pub use sent_datagrams::{Outcome, TrackedDatagram};

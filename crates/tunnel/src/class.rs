@@ -36,11 +36,12 @@ impl Default for UserLimits {
 }
 
 impl UserLimits {
-    /// Most connections at a time at one thread of the server; `None`: no limit. A session has one of each
-    /// class there, and as many that it has replaced may not have ended. Connections without packets, which
-    /// belong to no session, count too.
+    /// Most connections at a time; `None`: no limit. A session has one of each class in each thread of its
+    /// client, and as many that it has replaced may not have ended. Connections without packets, which belong
+    /// to no session, count too.
     pub(crate) fn max_connections(&self) -> Option<usize> {
-        self.max_sessions.map(|sessions| sessions as usize * usize::from(self.max_classes) * 2)
+        let of_session = usize::from(self.max_classes) * usize::from(mpvpn_quic::MAX_SHARDS) * 2;
+        self.max_sessions.map(|sessions| sessions as usize * of_session)
     }
 
     /// A share as the limits allow it.

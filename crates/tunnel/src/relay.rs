@@ -93,6 +93,8 @@ impl Relay {
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
     relays: BTreeMap<StreamId, Relay>,
+    /// Bytes of their contents that were not read yet.
+    held_bytes: usize,
     /// How many of them are visits of the site.
     visits: usize,
 }
@@ -108,6 +110,11 @@ impl Relays {
     pub(crate) fn insert_visit(&mut self, id: StreamId) {
         self.visits += 1;
         self.relays.insert(id, Relay { is_visit: true, ..Relay::default() });
+    }
+
+    /// Returns the bytes that were taken from streams and wait for the reader.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     /// Returns the number of visits of the site.
@@ -168,6 +175,7 @@ impl Relays {
         match event {
             HttpEvent::Data { stream, data } => {
                 if let Some(relay) = self.relays.get_mut(&stream) {
+                    self.held_bytes += data.len();
                     relay.push_content(data);
                 }
             }
@@ -187,7 +195,7 @@ impl Relays {
     fn end(&mut self, id: StreamId, end: End) {
         if let Some(relay) = self.relays.get_mut(&id) {
             if end == End::Broken {
-                relay.content.clear();
+                self.held_bytes -= relay.content.drain(..).map(|data| data.len()).sum::<usize>();
             }
             relay.end.get_or_insert(end);
         }
@@ -262,6 +270,7 @@ impl Relays {
         self.read_transport(connection, http, id)?;
         let Some(relay) = self.relays.get_mut(&id) else { return Ok(RelayRead::Broken) };
         if let Some(data) = relay.content.pop_front() {
+            self.held_bytes -= data.len();
             return Ok(RelayRead::Data(data));
         }
         Ok(match relay.end {
@@ -321,9 +330,11 @@ impl Relays {
     }
 
     fn remove(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) {
-        match self.relays.remove(&id) {
-            Some(visit) if visit.is_visit => self.visits -= 1,
-            _ => connection.end_bulk(id),
+        let removed = self.relays.remove(&id).unwrap_or_default();
+        self.held_bytes -= removed.content.iter().map(Bytes::len).sum::<usize>();
+        match removed.is_visit {
+            true => self.visits -= 1,
+            false => connection.end_bulk(id),
         }
         http.forget(id);
     }

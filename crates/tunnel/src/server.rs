@@ -140,11 +140,12 @@ impl Server {
         ecn: u8,
         data: BytesMut,
     ) {
+        let bytes = data.len();
         match self.endpoint.handle(now, local.map(LocalAddress::from), remote, ecn, data) {
-            Handled::Connection(id) => self.peers.mark_received(id),
+            Handled::Connection(id) => self.peers.mark_received(id, bytes),
             Handled::New(id) => {
                 self.peers.insert(id, Peer::new(now));
-                self.peers.mark_received(id);
+                self.peers.mark_received(id, bytes);
             }
             Handled::Nothing => {}
         }
@@ -161,7 +162,7 @@ impl Server {
         self.last_time = Some(now);
         while let Some(id) = self.endpoint.accept_waiting(now) {
             self.peers.insert(id, Peer::new(now));
-            self.peers.mark_received(id);
+            self.peers.mark_received(id, 0);
         }
         while let Some(id) = self.peers.next_received() {
             self.isolated(id, |server| server.drive(now, id));
@@ -198,10 +199,11 @@ impl Server {
         self.note_use(now, id);
         self.drive_http(now, id);
         self.reap_or_mark(now, id);
+        let arrived = self.peers.received_bytes(id);
         if let (Some(peer), Some(connection)) = (self.peers.get(id), self.endpoint.get(id))
             && peer.owner.is_some()
         {
-            connection.count_held(peer.held_bytes());
+            connection.count_held(arrived, peer.held_bytes());
             self.end_if_too_much_is_held(now, id);
         }
     }

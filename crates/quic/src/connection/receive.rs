@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::{Buf, Bytes};
 use rustc_hash::FxHashMap;
 
-use super::{DataAck, ReadStatus, StreamChunk, readers::URGENT_REPORT_BYTES};
+use super::{DataAck, ReadStatus, StreamChunk, readers::URGENT_REPORT_BYTES, unread::UnreadStreams};
 use crate::StreamId;
 
 /// Out-of-order bytes of all bulk streams together: flow control bounds what the peer sends in one round
@@ -154,6 +154,8 @@ pub(super) struct ReceiveStreams {
     /// Memory of out-of-order data of all streams (bytes), and its chunks.
     held: usize,
     chunks: usize,
+    /// All streams that have something to read.
+    pub(super) unread: UnreadStreams,
     /// Whether both ends send DataAck reports.
     pub(super) sends_data_acks: bool,
     /// Streams with a pending DataAck, and whether any is urgent.
@@ -177,6 +179,7 @@ impl ReceiveStreams {
     /// Ends the reading of a bulk stream; returns whether to send STOP_SENDING: everything was read, but noq
     /// does not know the end of the stream, as reinjected data may still arrive a second time.
     pub(super) fn end_bulk(&mut self, id: StreamId) -> bool {
+        self.unread.remove(id);
         self.forget(id).is_some_and(|stream| stream.end == Some(stream.next))
     }
 
@@ -192,6 +195,7 @@ impl ReceiveStreams {
 
     /// Ends the reading of a stream that is no bulk stream.
     pub(super) fn end_ordered(&mut self, id: StreamId) {
+        self.unread.remove(id);
         self.read_in_order.remove(&id);
         if self.early.contains(&id) {
             self.forget(id);
@@ -208,6 +212,7 @@ impl ReceiveStreams {
 
     /// The peer has opened the streams up to this one.
     pub(super) fn note_opened(&mut self, id: StreamId) {
+        self.unread.insert(id);
         if is_bidirectional(id) {
             self.opened = self.opened.max((id >> 2) + 1);
             self.read_in_order.insert(id);
@@ -216,6 +221,7 @@ impl ReceiveStreams {
 
     /// Data has arrived on a stream.
     pub(super) fn note_readable(&mut self, id: StreamId) {
+        self.unread.insert(id);
         if let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.reader_waits) {
             stream.reader_waits = false;
             self.queue_data_ack(id);
@@ -290,6 +296,7 @@ impl ReceiveStreams {
             }
             match chunks.next(usize::MAX) {
                 Ok(Some(chunk)) => {
+                    self.unread.taken += chunk.bytes.len() as u64;
                     read += stream.take(chunk.offset, chunk.bytes, &mut out);
                     read += stream.deliver_held(max.saturating_sub(read), &mut out);
                 }
@@ -301,6 +308,9 @@ impl ReceiveStreams {
         self.held = others + stream.bytes;
         self.chunks = other_chunks + stream.held.len();
         stream.reader_waits = end == ReadStatus::Blocked;
+        if end != ReadStatus::More {
+            self.unread.remove(id);
+        }
         self.urgent |= stream.next >= stream.last_acked + URGENT_REPORT_BYTES;
         if read > 0 || stream.reader_waits && (!waited || !stream.held.is_empty()) {
             self.queue_data_ack(id);

@@ -17,7 +17,7 @@ use super::{
     send::{SendStreams, StreamWriter},
 };
 use crate::{
-    Read, StreamError, StreamId, UserBytes,
+    Read, StreamError, StreamId,
     config::{MAX_REQUESTS, SPARE_REQUESTS},
     held::{CONNECTION_BYTES, CountedConnection},
     streams::{from_noq, to_noq},
@@ -227,20 +227,22 @@ impl Connection {
     }
 
     /// Counts the memory of the connection for a user, who may hold only so much.
-    pub fn set_user(&mut self, user: UserBytes) {
-        self.streams.send.queued.set_user(user.clone());
-        self.held.set_user(user.clone());
-        self.counted = Some(CountedConnection::new(user));
-        self.count_held(0);
+    pub fn set_user(&mut self, counted: CountedConnection) {
+        self.streams.send.queued.set_user(counted.user());
+        self.held.set_user(counted.user());
+        self.counted = Some(counted);
+        self.count_held(0, 0);
     }
 
     /// Updates the bytes that the connection holds beside the queues of its streams: its own, data of bulk
-    /// streams that was sent and is not confirmed, data that arrived out of order, and those of the caller.
-    pub fn count_held(&mut self, by_caller: usize) {
+    /// streams that was sent and is not confirmed, data that arrived out of order, those of the caller, and
+    /// data that nobody has read, of all packets that have `arrived` (bytes).
+    pub fn count_held(&mut self, arrived: u64, by_caller: usize) {
         let in_flight: usize = self.paths.iter().map(|path| path.streams.bytes()).sum();
         // Both share the bytes.
         let unconfirmed = in_flight.max(self.streams.reinjection.bytes);
         self.held.set(CONNECTION_BYTES + unconfirmed + self.streams.receive.held() + by_caller);
+        self.held.set_estimated(self.streams.receive.unread.bytes(arrived));
     }
 
     /// Bytes that can be written to a bulk stream now; after 0, [`Event::StreamWritable`] follows.
@@ -297,12 +299,16 @@ impl Connection {
 
     /// Reads the next bytes of a stream that is not a bulk stream.
     pub fn read(&mut self, id: StreamId) -> Read {
-        let read = match self.streams.receive.is_early(id) {
+        let is_early = self.streams.receive.is_early(id);
+        let read = match is_early {
             true => self.read_early(id),
             false => self.guarded(|inner| read_in_order(inner, id)).unwrap_or(Read::Blocked),
         };
-        if matches!(read, Read::Finished | Read::Reset(_)) {
-            self.streams.receive.end_ordered(id);
+        match &read {
+            Read::Data(_) if is_early => {}
+            Read::Data(data) => self.streams.receive.unread.taken += data.len() as u64,
+            Read::Blocked => self.streams.receive.unread.remove(id),
+            Read::Finished | Read::Reset(_) => self.streams.receive.end_ordered(id),
         }
         read
     }

@@ -213,13 +213,14 @@ impl Peer {
         self.authenticated.as_mut().map(|authenticated| &mut authenticated.multipath)
     }
 
-    /// Bytes of what has arrived and is incomplete: header sections, capsules, packets that wait for others.
+    /// Bytes of what has arrived and is incomplete, or waits for the edge: header sections, capsules, packets
+    /// that wait for others, contents of relays.
     pub(super) fn held_bytes(&self) -> usize {
         let http = self.http.as_ref().map_or(0, Http::held_bytes);
         let of_tunnel = self.authenticated.as_ref().map_or(0, |own| {
             own.multipath.held_bytes() + own.request.as_ref().map_or(0, RequestStream::held_bytes)
         });
-        http + self.udp.held_bytes() + of_tunnel
+        http + self.udp.held_bytes() + self.relays.held_bytes() + of_tunnel
     }
 
     pub(super) fn tunnel(&self) -> Option<&Tunnel> {

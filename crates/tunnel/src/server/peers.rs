@@ -18,6 +18,8 @@ struct Slot<P> {
     peer: P,
     user: UserNumber,
     received: bool,
+    /// Bytes of all its packets.
+    received_bytes: u64,
     sends: bool,
     /// Its time in `timers`.
     armed: Option<Instant>,
@@ -58,12 +60,8 @@ impl<P> Peers<P> {
             self.slots.resize_with(id.0 + 1, || None);
         }
         let user = self.turns.enter(None);
-        self.slots[id.0] = Some(Slot { peer, user, received: false, sends: false, armed: None });
-    }
-
-    /// How many connections a user has.
-    pub(super) fn connections_of(&self, user: &str) -> usize {
-        self.turns.connections_of(user)
+        self.slots[id.0] =
+            Some(Slot { peer, user, received: false, received_bytes: 0, sends: false, armed: None });
     }
 
     /// Sets the user of a connection, which was a stranger's.
@@ -99,13 +97,18 @@ impl<P> Peers<P> {
         slots.filter_map(|(number, slot)| Some((ConnectionHandle(number), &mut slot.as_mut()?.peer)))
     }
 
-    /// Marks a connection that received packets.
-    pub(super) fn mark_received(&mut self, id: ConnectionHandle) {
-        if let Some(slot) = self.slot(id)
-            && !std::mem::replace(&mut slot.received, true)
-        {
+    /// Marks a connection that received a packet of so many bytes.
+    pub(super) fn mark_received(&mut self, id: ConnectionHandle, bytes: usize) {
+        let Some(slot) = self.slot(id) else { return };
+        slot.received_bytes += bytes as u64;
+        if !std::mem::replace(&mut slot.received, true) {
             self.received.push_back(id);
         }
+    }
+
+    /// The bytes of all packets that a connection has received.
+    pub(super) fn received_bytes(&self, id: ConnectionHandle) -> u64 {
+        self.slots.get(id.0).and_then(Option::as_ref).map_or(0, |slot| slot.received_bytes)
     }
 
     /// The next connection that received packets.
@@ -210,12 +213,8 @@ mod tests {
     fn a_user_with_many_connections_gets_as_many_turns_as_one_with_one() {
         let mut peers = peers(102);
         (0..102).for_each(|number| peers.mark_sends(ConnectionHandle(number)));
-        for count in 1..=100 {
-            peers.set_user(ConnectionHandle(count - 1), "many");
-            assert_eq!(peers.connections_of("many"), count);
-        }
+        (0..100).for_each(|number| peers.set_user(ConnectionHandle(number), "many"));
         peers.set_user(ConnectionHandle(100), "one");
-        assert_eq!(peers.connections_of("one"), 1);
         let mut turns = [0; 102];
         for _ in 0..300 {
             turns[peers.sender().expect("somebody").0] += 1;
@@ -227,22 +226,18 @@ mod tests {
         peers.remove(ConnectionHandle(100));
         peers.insert(ConnectionHandle(100), 0);
         peers.set_user(ConnectionHandle(100), "many");
-        assert_eq!((peers.connections_of("many"), peers.connections_of("one")), (101, 0));
         (0..102).for_each(|number| _ = peers.remove(ConnectionHandle(number)));
         assert_eq!(peers.sender(), None);
-        peers.insert(ConnectionHandle(0), 0);
-        peers.set_user(ConnectionHandle(0), "one");
-        assert_eq!(peers.connections_of("one"), 1, "users are forgotten with their last one");
     }
 
     #[test]
     fn a_connection_that_received_packets_is_handled_once_unless_removed() {
         let mut peers = peers(3);
-        [2, 1, 2, 0].into_iter().for_each(|number| peers.mark_received(ConnectionHandle(number)));
+        [2, 1, 2, 0].into_iter().for_each(|number| peers.mark_received(ConnectionHandle(number), 1));
         assert_eq!(peers.remove(ConnectionHandle(1)), Some(1));
         let next: Vec<_> = std::iter::from_fn(|| peers.next_received()).map(|id| id.0).collect();
         assert_eq!(next, [2, 0]);
-        peers.mark_received(ConnectionHandle(7));
+        peers.mark_received(ConnectionHandle(7), 1);
         assert_eq!(peers.next_received(), None, "it is not known");
     }
 

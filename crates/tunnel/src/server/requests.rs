@@ -267,21 +267,21 @@ impl Server {
             }
             None => {
                 // One that is refused stays a stranger's.
-                let (most, bytes) =
-                    (self.config.auth.limits(&name).max_connections(), self.registry.memory_of(&name));
-                let count = self.peers.connections_of(&name);
-                if most.is_some_and(|most| count >= most) || !bytes.may_connect() {
+                let most = self.config.auth.limits(&name).max_connections().unwrap_or(usize::MAX);
+                let own = self.registry.memory_of(&name);
+                let counted = own.connect(most).ok_or_else(|| {
+                    let count = own.connections();
                     let reason = format!(
                         "the user {name} has {count} connections, and no more are allowed or have memory: close some"
                     );
-                    return Err(Rejection::new(503, reason));
-                }
+                    Rejection::new(503, reason)
+                })?;
                 if let Some(peer) = self.peers.get_mut(id) {
                     peer.owner = Some(user);
                 }
                 self.peers.set_user(id, &name);
                 if let Some(connection) = self.endpoint.get(id) {
-                    connection.set_user(bytes);
+                    connection.set_user(counted);
                 }
             }
         }

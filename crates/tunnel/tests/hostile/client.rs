@@ -20,7 +20,7 @@ use mpvpn_types::{Duration, LinkId, PathId};
 use crate::{
     MAX_BOOKKEEPING, MAX_HELD, heap,
     rogue::{Rogue, Targets, context, cpu_time, every_extension, raw_capsule, varints},
-    world::{MS, World},
+    world::{MS, TOKEN, TOKEN_OF_BOB, World},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -273,14 +273,19 @@ fn streams_that_are_opened_and_left() {
     assert!(opened >= 256, "{opened} streams");
 }
 
-#[test]
-fn requests_whose_responses_are_never_taken() {
+fn get() -> Headers {
     let mut get = Headers::new();
     for (name, value) in
         [(":method", "GET"), (":scheme", "https"), (":authority", "vpn.example"), (":path", "/")]
     {
         get.push(name, value);
     }
+    get
+}
+
+#[test]
+fn requests_whose_responses_are_never_taken() {
+    let get = get();
     let windows = FlowControlWindows { stream: 20, connection: 4000 };
     let mut rogue = Rogue::with_tunnel_and(windows);
     holds_at_most(MAX_BOOKKEEPING, &mut rogue, |rogue| {
@@ -377,6 +382,54 @@ fn uploads_to_targets_that_take_nothing() {
             rogue.quic(0).expect("it is connected").write(*stream, data);
         }
         rogue.run(2 * SECOND);
+    });
+}
+
+#[test]
+fn uploads_that_nobody_takes_count_for_their_user_and_end_no_connection_of_another() {
+    const MIB: usize = 1 << 20;
+    let mut rogue = Rogue::in_world(World::with_memory(32 * MIB), FlowControlWindows::default());
+    rogue.targets = Targets::Stop;
+    let mut connect = |token, count: usize| {
+        rogue.token = token;
+        let all: Vec<usize> = (0..count).map(|_| rogue.connect()).collect();
+        all.iter().for_each(|at| rogue.ask_for_tunnel(*at, every_extension("rogue", 0), None));
+        all
+    };
+    // But for the uploads, bob's connections take most.
+    let (of_bob, of_alice) = (connect(TOKEN_OF_BOB, 40), connect(TOKEN, 20));
+    let uploads: Vec<_> = (0..100)
+        .filter_map(|number| Some((of_alice[number % 20], rogue.connect_tcp(of_alice[number % 20])?)))
+        .collect();
+    rogue.run(50 * MS);
+    let held = |rogue: &Rogue| rogue.world.registry.held_by_user()["alice"].0;
+    holds_at_most(MAX_HELD, &mut rogue, |rogue| {
+        let before = (heap::held(), held(rogue));
+        // 800 Mbit/s for two seconds.
+        for round in 0..200 {
+            let (at, stream) = uploads[round % uploads.len()];
+            if let Some(connection) = rogue.quic(at) {
+                connection.write(stream, h3::encode_data(&vec![7; MIB]));
+            }
+            of_bob.iter().for_each(|at| rogue.capsule(*at, &raw_capsule(0x1234_5678, 1, b"x")));
+            rogue.run(10 * MS);
+            if round == 10 {
+                let taken = heap::held().saturating_sub(before.0);
+                let counted = held(rogue).saturating_sub(before.1);
+                // The library takes some memory for each piece.
+                assert!(
+                    taken > 8 * MIB && (taken * 4 / 5..taken * 6 / 5).contains(&counted),
+                    "{counted} bytes are counted for {taken} bytes of memory"
+                );
+            }
+            // As the edge does it.
+            if round % 25 == 0 {
+                rogue.world.registry.process_bytes().on_measured(heap::held());
+            }
+        }
+        let left = |all: &[usize]| all.iter().filter(|at| rogue.is_alive(**at)).count();
+        assert_eq!(left(&of_bob), of_bob.len(), "bob uploads nothing");
+        assert!(left(&of_alice) < of_alice.len(), "alice keeps all her connections");
     });
 }
 

@@ -83,6 +83,8 @@ pub struct Rogue {
     setup: ClientSetup,
     endpoint: Endpoint,
     pub connections: Vec<RogueConnection>,
+    /// The credentials of its requests.
+    pub token: &'static str,
     pub targets: Targets,
     /// Whether what the server sends arrives.
     pub hears: bool,
@@ -115,6 +117,7 @@ impl Rogue {
             setup,
             endpoint,
             connections: Vec::new(),
+            token: TOKEN,
             targets: Targets::default(),
             hears: true,
             relays: Vec::new(),
@@ -188,7 +191,7 @@ impl Rogue {
             offered.set("session", secret.into());
         }
         let mut request = ConnectIpRequest::new("vpn.example", "/.well-known/masque/ip/*/*/");
-        request.authorization = Some(format!("Bearer {TOKEN}"));
+        request.authorization = Some(format!("Bearer {}", self.token));
         request.extensions = Some(offered.value());
         let headers = request.headers();
         let Some(stream) = self.request(at, &headers) else { return };
@@ -208,7 +211,7 @@ impl Rogue {
 
     pub fn connect_tcp(&mut self, at: usize) -> Option<StreamId> {
         let to = "target.example:80".parse().unwrap();
-        self.request(at, &connect::request(&to, Some(&format!("Bearer {TOKEN}"))))
+        self.request(at, &connect::request(&to, Some(&format!("Bearer {}", self.token))))
     }
 
     pub fn connect_udp(&mut self, at: usize) -> Option<StreamId> {

@@ -92,7 +92,7 @@ fn metadata_at_link_local_addresses_is_refused_at_once() {
 
 #[test]
 fn a_further_session_of_a_user_waits_until_another_ends() {
-    let mut world = World::with_limits(UserLimits { max_sessions: Some(2), ..UserLimits::default() });
+    let mut world = World::with_limits(UserLimits { max_sessions: Some(2), ..UserLimits::default() }, 1);
     let clients: Vec<_> = (0..3)
         .map(|_| {
             let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);

@@ -301,7 +301,8 @@ fn classes_come_and_go_while_others_stay() {
 
 #[test]
 fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
-    let mut stage = Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }));
+    let mut stage =
+        Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }, 1));
     stage.carried_by(CALL);
     stage.world.run(2 * SECOND);
     stage.carried_by(BACKUP);
@@ -528,7 +529,8 @@ fn a_connection_waits_for_its_class_only_if_it_travels_as_a_stream_and_only_unti
 
 #[test]
 fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
-    let mut stage = Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }));
+    let mut stage =
+        Stage::with(World::with_limits(UserLimits { max_classes: 2, ..UserLimits::default() }, 1));
     stage.carried_by(CALL);
     stage.world.run(SECOND);
     assert_eq!(stage.classes(), ["default", "critical"], "all that are allowed");

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::ClientState;
+use mpvpn_tunnel::{ClientState, UserLimits};
 use mpvpn_types::{Duration, LinkId};
 
 const LINK: [(u64, Duration); 1] = [(100, Duration::from_millis(10))];
@@ -197,6 +197,17 @@ fn two_joined_connections_share_a_shard() {
     assert_eq!(received(&mut world, &[initial, joined], joined), [0, 20]);
     assert_eq!(world.address(joined, true), initial_address);
     assert_eq!(world.machines[joined].links[&LinkId(0)].up.loss, 0.0);
+}
+
+#[test]
+fn every_thread_of_a_client_has_its_connection_where_its_user_may_have_one_session() {
+    let limits = UserLimits { max_sessions: Some(1), max_classes: 1, ..UserLimits::default() };
+    let mut world = World::with_limits(limits, 1);
+    let initial = world.add(TOKEN, Scheduler::Auto, &LINK);
+    let joined = [1, 2, 3].map(|number| world.add_joined(initial, number, &LINK));
+    world.up(initial);
+    joined.iter().for_each(|machine| world.up(*machine));
+    assert_eq!((connections(&mut world), world.servers[0].sessions()), (vec![4], 1));
 }
 
 /// The second IPv4 address of a machine, as it is wanted for the TUN of a class.

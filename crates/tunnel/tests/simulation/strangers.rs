@@ -273,39 +273,50 @@ fn a_stranger_has_few_streams_and_a_small_window_until_it_is_authenticated() {
 }
 
 #[test]
-fn a_connection_beyond_those_of_its_user_is_refused_however_often_it_asks() {
-    // Two connections: one, and one that it has replaced.
+fn a_connection_beyond_those_of_its_user_is_refused_at_any_shard_however_often_it_asks() {
+    // A session of one class has a connection in each of 16 threads of its client, and as many that these
+    // have replaced.
+    const MOST: usize = 32;
     let limits = UserLimits { max_sessions: Some(1), max_classes: 1, ..UserLimits::default() };
-    let mut world = World::with_limits(limits);
-    let mut net = Net::new(&mut world, 10 * MS);
-    let peers = [1, 2, 3].map(|host| {
-        let peer = Peer::new(&world, net.now, &format!("198.51.100.{host}:1000"));
-        net.add(peer.request(authenticated()))
-    });
-    net.run(30 * MS);
-    for peer in peers {
-        net.peers[peer].send_settings();
+    let mut world = World::with_limits(limits, 2);
+    let mut shards = [Net::new(&mut world, 10 * MS), Net::new(&mut world, 10 * MS)];
+    let ask = |net: &mut Net, peer: usize| {
+        net.peers[peer].requests.push_back(authenticated());
         net.wake(peer);
         net.run(100 * MS);
-    }
-    let [first, second, third] = peers;
-    assert_eq!(
-        (&net.peers[first].responses[..], &net.peers[second].responses[..]),
-        (&[(0, 200)][..], &[(0, 200)][..])
-    );
-    let ask = |net: &mut Net| {
-        net.peers[third].requests.push_back(authenticated());
-        net.wake(third);
-        net.run(100 * MS);
     };
-    ask(&mut net);
-    assert_eq!(net.peers[third].responses, [(0, 503), (4, 503)]);
-    let now = net.now;
-    net.peers[first].connection().close(now, 0, "enough");
-    net.wake(first);
-    net.run(Duration::from_secs(3));
-    ask(&mut net);
-    assert_eq!(net.peers[third].responses, [(0, 503), (4, 503), (8, 200)], "there is a place again");
+    let connect = |net: &mut Net| {
+        let address = format!("198.51.100.{}:1000", net.peers.len());
+        let peer = net.add(Peer::new(&world, net.now, &address));
+        net.run(30 * MS);
+        net.peers[peer].send_settings();
+        ask(net, peer);
+        peer
+    };
+    // More at one shard than at the other.
+    for number in 0..MOST {
+        let net = &mut shards[usize::from(number % 4 == 0)];
+        let peer = connect(net);
+        assert_eq!(net.peers[peer].responses, [(0, 200)], "number {number}");
+    }
+    let beyond = shards.each_mut().map(connect);
+    for (net, peer) in shards.iter_mut().zip(beyond) {
+        ask(net, peer);
+        assert_eq!(net.peers[peer].responses, [(0, 503), (4, 503)]);
+    }
+    let [first, second] = &mut shards;
+    let now = first.now;
+    first.peers[0].connection().close(now, 0, "enough");
+    first.wake(0);
+    first.run(Duration::from_secs(3));
+    ask(second, beyond[1]);
+    assert_eq!(
+        second.peers[beyond[1]].responses,
+        [(0, 503), (4, 503), (8, 200)],
+        "the place of a connection at the other shard"
+    );
+    ask(first, beyond[0]);
+    assert_eq!(first.peers[beyond[0]].responses.last(), Some(&(8, 503)), "that was the only place");
 }
 
 #[test]

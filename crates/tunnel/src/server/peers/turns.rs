@@ -78,11 +78,6 @@ impl Turns {
         }
     }
 
-    /// How many connections the user with this name has.
-    pub(super) fn connections_of(&self, name: &str) -> usize {
-        self.numbers.get(name).map_or(0, |number| self.users[number.0].connections)
-    }
-
     /// Adds a connection that has something to send.
     pub(super) fn push(&mut self, number: UserNumber, id: ConnectionHandle) {
         let sending = &mut self.users[number.0].sending;
@@ -126,5 +121,24 @@ impl Turns {
             self.order.rotate_left(1);
         }
         id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_forgotten_with_its_last_connection_once_nothing_waits_under_its_number() {
+        let mut turns = Turns::default();
+        let numbers = ["one", "many", "many"].map(|name| turns.enter(Some(name)));
+        assert_eq!(numbers[1], numbers[2]);
+        turns.push(numbers[1], ConnectionHandle(1));
+        numbers.into_iter().for_each(|number| turns.leave(number));
+        assert_eq!(turns.numbers.keys().collect::<Vec<_>>(), ["many"], "one of its connections is queued");
+        assert_eq!(turns.skip(), Some(ConnectionHandle(1)));
+        assert!(turns.numbers.is_empty());
+        let again = ["one", "two"].map(|name| turns.enter(Some(name)));
+        assert_eq!((again.map(|number| number.0), turns.users.len()), ([2, 1], 3), "numbers are used again");
     }
 }

@@ -28,8 +28,8 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, FlowControlWindows, LocalAddress, ServerSetup, TransportOptions, shard_of};
 use mpvpn_tunnel::{
     AddressesInUse, Assignment, ClassConnections, ClassProfile, ClassSetup, Client, ClientConfig,
-    ClientError, ClientEvent, ClientState, ConnectionNumber, FilterRequest, Server, ServerEvent, TunOutcome,
-    TunnelMode, UdpId, UserLimits,
+    ClientError, ClientEvent, ClientState, ConnectionNumber, FilterRequest, Registry, Server, ServerEvent,
+    TunOutcome, TunnelMode, UdpId, UserLimits,
 };
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, LinkId};
 
@@ -143,6 +143,7 @@ pub struct World {
     pub seed: u64,
     /// The shards of the server.
     pub servers: Vec<Server>,
+    pub registry: Registry,
     /// The mode of the next server that is started.
     pub server_mode: TunnelMode,
     /// The routes of the next server that is started.
@@ -199,45 +200,38 @@ impl World {
         Self::with_shards(1)
     }
 
-    /// A server with limits for its users.
-    pub fn with_limits(limits: UserLimits) -> Self {
-        Self::with_users(Users { limits, ..Users::default() })
+    /// A server of several shards with limits for its users.
+    pub fn with_limits(limits: UserLimits, shards: u8) -> Self {
+        Self::with_users(Users { limits, ..Users::default() }, shards)
     }
 
     /// A server with so much memory (bytes).
     pub fn with_memory(bytes: usize) -> Self {
-        Self::with_users(Users { max_held: Some(bytes), ..Users::default() })
+        Self::with_users(Users { max_held: Some(bytes), ..Users::default() }, 1)
     }
 
     /// A server with rules for the packets of its users. The test answers its requests in `filter_requests`.
     pub fn with_rules_of_users() -> Self {
-        Self::with_users(Users { have_rules: true, ..Users::default() })
-    }
-
-    fn with_users(users: Users) -> Self {
-        let mut world = Self::new();
-        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, users, ALL_ROUTES, &[]);
-        world
+        Self::with_users(Users { have_rules: true, ..Users::default() }, 1)
     }
 
     /// A server of several shards; the client with number n goes to shard n modulo `shards`.
     pub fn with_shards(shards: u8) -> Self {
+        Self::with_users(Users::default(), shards)
+    }
+
+    fn with_users(users: Users, shards: u8) -> Self {
         let identity = Identity::new();
         let now = Instant::now();
+        let (servers, registry) =
+            new_servers(&identity, TunnelMode::Packets, 0, shards, users, ALL_ROUTES, &[]);
         Self {
             began: now,
             now,
             pipes: 1,
             seed: 0,
-            servers: new_servers(
-                &identity,
-                TunnelMode::Packets,
-                0,
-                shards,
-                Users::default(),
-                ALL_ROUTES,
-                &[],
-            ),
+            servers,
+            registry,
             routes: ALL_ROUTES,
             server_mode: TunnelMode::Packets,
             handed_over: 0,
@@ -409,7 +403,7 @@ impl World {
     pub fn restart_server(&mut self) {
         self.secrets = self.secrets.wrapping_add(64);
         let shards = self.servers.len() as u8;
-        self.servers = new_servers(
+        (self.servers, self.registry) = new_servers(
             &self.identity,
             self.server_mode,
             self.secrets,

@@ -139,7 +139,7 @@ impl OwnSockets for Gateway {
     }
 }
 
-/// The shards of a server whose secrets begin with this one.
+/// The shards of a server whose secrets begin with this one, and their registry.
 pub(super) fn new_servers(
     identity: &Identity,
     mode: TunnelMode,
@@ -148,7 +148,7 @@ pub(super) fn new_servers(
     users: Users,
     routes: &[&str],
     disabled_extensions: &'static [&'static str],
-) -> Vec<Server> {
+) -> (Vec<Server>, Registry) {
     let setup = server_setup(identity, FlowControlWindows::default());
     let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
     let registry = Registry::new(subnet, subnet6, 200);
@@ -175,5 +175,5 @@ pub(super) fn new_servers(
         };
         Server::shard(config, registry.clone(), shard)
     };
-    Shard::all(shards).map(server).collect()
+    (Shard::all(shards).map(server).collect(), registry)
 }
