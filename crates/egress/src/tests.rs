@@ -706,6 +706,21 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
 }
 
 #[test]
+fn requests_that_are_taken_back_for_ever_leave_nothing() {
+    let mut world = World::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    for id in 0..2000 {
+        world.connect(id, &to);
+        assert!(world.budget.in_use() == 1 && !world.relays.stream(id).has_outcome());
+        world.egress.on_client_gone(id);
+        world.is_empty();
+    }
+    world.turn();
+    assert!((0..2000).all(|id| !world.relays.stream(id).has_outcome()), "nobody is told any more");
+}
+
+#[test]
 fn what_takes_too_long_is_given_up() {
     let mut world = World::new();
     world.connect(1, "slow.example:80");

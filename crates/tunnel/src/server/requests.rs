@@ -74,6 +74,10 @@ impl Server {
                     self.on_request_stream_event(now, id, event);
                 }
                 HttpEvent::StreamError { stream, code, .. } => self.reset_stream(id, stream, code),
+                // The request was not complete. Its stream keeps its place until both halves are closed.
+                HttpEvent::Reset { stream, .. } => {
+                    self.reset_stream(id, stream, h3::code::REQUEST_CANCELLED);
+                }
                 _ => {}
             }
         }

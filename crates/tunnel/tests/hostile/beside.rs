@@ -68,7 +68,7 @@ fn other_clients_keep_their_goodput_and_pings_beside_a_rogue() {
     let p99 = |delays: &[Duration]| delays[delays.len() * 99 / 100];
     let usual = p99(&usual_delays);
     type Misuse = fn(&mut Rogue, u64);
-    let all: [(&str, Misuse); 4] = [
+    let all: [(&str, Misuse); 5] = [
         ("datagrams of all extensions", |rogue, ms| {
             for at in ms * 40..ms * 40 + 40 {
                 let mut content = Vec::new();
@@ -98,6 +98,11 @@ fn other_clients_keep_their_goodput_and_pings_beside_a_rogue() {
                     connection.write(stream, h3::encode_data(b""));
                 }
             }
+        }),
+        ("requests that are cancelled", |rogue, _| {
+            let earlier = std::mem::take(&mut rogue.requests);
+            rogue.cancel(0, &earlier);
+            (0..50).for_each(|_| _ = rogue.connect_tcp(0));
         }),
         ("capsules", |rogue, ms| {
             let value = varints(&[ms % 2, 0, 1000, 1, 0, ms, 0]);

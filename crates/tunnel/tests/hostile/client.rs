@@ -284,6 +284,39 @@ fn get() -> Headers {
 }
 
 #[test]
+fn streams_that_are_opened_and_reset_for_ever() {
+    type Open = fn(&mut Rogue) -> Option<u64>;
+    let ways: [(&str, Open); 5] = [
+        ("nothing", |rogue| rogue.quic(0)?.open_bi().ok()),
+        ("the beginning of a header section", |rogue| {
+            let connection = rogue.quic(0)?;
+            let stream = connection.open_bi().ok()?;
+            connection.write(stream, Bytes::from_static(&[1, 0x44, 0]));
+            Some(stream)
+        }),
+        ("a visit", |rogue| rogue.request(0, &get())),
+        ("a connection", |rogue| rogue.connect_tcp(0)),
+        ("a UDP flow", |rogue| rogue.connect_udp(0)),
+    ];
+    for (what, open) in ways {
+        let mut rogue = Rogue::with_tunnel();
+        let mut opened = 0;
+        holds_at_most(MAX_BOOKKEEPING, &mut rogue, |rogue| {
+            for _ in 0..400 {
+                let streams: Vec<_> = (0..50).filter_map(|_| open(rogue)).collect();
+                opened += streams.len();
+                rogue.run(MS);
+                rogue.cancel(0, &streams);
+                rogue.run(MS);
+            }
+        });
+        println!("{what}: {opened} streams");
+        assert!(opened > 15_000, "{what}: {opened} streams, and no more");
+        assert!(rogue.relays.is_empty() && rogue.udp_flows.is_empty(), "{what}: the edge keeps some");
+    }
+}
+
+#[test]
 fn requests_whose_responses_are_never_taken() {
     let get = get();
     let windows = FlowControlWindows { stream: 20, connection: 4000 };

@@ -85,6 +85,8 @@ pub struct Rogue {
     pub connections: Vec<RogueConnection>,
     /// The credentials of its requests.
     pub token: &'static str,
+    /// The streams of all requests so far.
+    pub requests: Vec<StreamId>,
     pub targets: Targets,
     /// Whether what the server sends arrives.
     pub hears: bool,
@@ -118,6 +120,7 @@ impl Rogue {
             endpoint,
             connections: Vec::new(),
             token: TOKEN,
+            requests: Vec::new(),
             targets: Targets::default(),
             hears: true,
             relays: Vec::new(),
@@ -206,7 +209,17 @@ impl Rogue {
         let connection = self.quic(at)?;
         let stream = connection.open_bi().ok()?;
         connection.write(stream, bytes);
+        self.requests.push(stream);
         Some(stream)
+    }
+
+    /// Cancels requests (RFC 9114 §4.1.1).
+    pub fn cancel(&mut self, at: usize, streams: &[StreamId]) {
+        let Some(connection) = self.quic(at) else { return };
+        for stream in streams {
+            connection.reset(*stream, h3::code::REQUEST_CANCELLED);
+            connection.stop(*stream, h3::code::REQUEST_CANCELLED);
+        }
     }
 
     pub fn connect_tcp(&mut self, at: usize) -> Option<StreamId> {
