@@ -7,13 +7,13 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Body, ClientConnection, RequestKind, tcp_transport};
+use super::{Body, ClientConnection, RequestKind, malformed, tcp_transport};
 
 /// How long a request's head may take, and how long a connection may idle between requests. Longer: slow
 /// clients keep their slots. Chosen.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest head of a request (bytes); hyper's read buffer.
-const MAX_HEAD_BYTES: usize = 16 << 10;
+pub(super) const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// Serves until the connection ends, or its slot is given to a newer connection.
 pub(super) async fn serve(
@@ -30,7 +30,7 @@ pub(super) async fn serve(
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
         .title_case_headers(true)
-        .serve_connection(TokioIo::new(io), service)
+        .serve_connection(TokioIo::new(malformed::Refusing::new(io, Arc::clone(&client))), service)
         .with_upgrades();
     let mut connection = pin!(connection);
     tokio::select! {
@@ -45,7 +45,10 @@ pub(super) async fn serve(
 
 async fn answer(client: &Arc<ClientConnection>, request: Request<Incoming>) -> Response<Body> {
     match client.classify(&request) {
-        RequestKind::Site => client.context.site.answer(request, client.peer, Some(client.quic.port())).await,
+        RequestKind::Site => match malformed::answer(&request) {
+            Some(answer) => answer,
+            None => client.context.site.answer(request, client.peer, Some(client.quic.port())).await,
+        },
         RequestKind::Refused(refusal) => {
             client.context.refuse(&refusal, request.version(), client.quic.port())
         }

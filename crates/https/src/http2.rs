@@ -38,20 +38,24 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// a client is gone. Longer: dead connections. Shorter: wake-ups of idle clients. Chosen.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(30);
-/// The flow-control window of a stream, and the window of an unauthenticated connection (bytes). Smaller:
-/// slow on long fast links (8 MiB are 640 Mbit/s at 100 ms). Larger: memory.
-const STREAM_WINDOW: u32 = 8 << 20;
+/// The flow-control windows of an unauthenticated connection and of its streams (bytes): that of streams is
+/// the one of Caddy. Larger: memory for strangers.
 const UNAUTHENTICATED_WINDOW: u32 = 64 << 10;
-/// The flow-control window of an authenticated connection (bytes).
+const UNAUTHENTICATED_STREAM_WINDOW: u32 = 1 << 20;
+/// The flow-control windows of an authenticated connection and of its streams (bytes). Smaller: slow on long
+/// fast links (8 MiB are 640 Mbit/s at 100 ms). Larger: memory.
 const USER_WINDOW: u32 = 16 << 20;
+const STREAM_WINDOW: u32 = 8 << 20;
 /// Bytes buffered to be sent on one stream. Larger: memory, and delay behind them. Smaller: idle links.
 /// Chosen.
 const MAX_SEND_BUFFER: usize = 256 << 10;
-/// The largest header list of a request, as RFC 9113 §6.5.2 counts it (bytes).
-const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
-/// Concurrent streams of an authenticated and of an unauthenticated connection. Chosen (open question of
-/// docs/design/relay.md).
-const MAX_STREAMS: u32 = 1000;
+/// The largest header list of a request, as RFC 9113 §6.5.2 counts it, and the table of HPACK (bytes), as
+/// those of Caddy. Its largest frame of 1 MiB would be memory for strangers, as each is read completely.
+const MAX_HEADER_LIST_BYTES: u32 = 16_704;
+const HEADER_TABLE_BYTES: u32 = 4096;
+/// Concurrent streams of an authenticated connection, as Caddy's, and of an unauthenticated one. Chosen (open
+/// question of docs/design/relay.md).
+const MAX_STREAMS: u32 = 250;
 const MAX_UNAUTHENTICATED_STREAMS: usize = 32;
 /// Streams that a client may reset before they were processed, or make us reset by errors; more close the
 /// connection as an attack (rapid reset). Chosen (open question of docs/design/relay.md).
@@ -63,10 +67,11 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, client: Arc<C
     let peer = client.peer;
     let handshake = h2::server::Builder::new()
         .enable_connect_protocol()
-        .initial_window_size(STREAM_WINDOW)
+        .initial_window_size(UNAUTHENTICATED_STREAM_WINDOW)
         .initial_connection_window_size(UNAUTHENTICATED_WINDOW)
         .max_send_buffer_size(MAX_SEND_BUFFER)
         .max_header_list_size(MAX_HEADER_LIST_BYTES)
+        .header_table_size(HEADER_TABLE_BYTES)
         .max_concurrent_streams(MAX_STREAMS)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(Some(MAX_LOCAL_ERROR_RESETS))
@@ -78,9 +83,13 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, client: Arc<C
     };
     let mut unresponsive = pin!(ping_fails(connection.ping_pong()));
     let mut answers = JoinSet::new();
-    let mut is_unauthenticated = true;
+    let (mut is_unauthenticated, mut has_small_streams) = (true, true);
     let (mut idle, mut evicted) = (pin!(client.idle_for(IDLE_TIMEOUT)), pin!(client.evicted()));
     loop {
+        if !is_unauthenticated && has_small_streams {
+            // Fails until the client has acknowledged the first SETTINGS; the next request tries again.
+            has_small_streams = connection.set_initial_window_size(STREAM_WINDOW).is_err();
+        }
         tokio::select! {
             accepted = connection.accept() => match accepted {
                 Some(Ok((_, mut respond)))

@@ -15,6 +15,7 @@ mod http1;
 mod http2;
 mod http3_fields;
 pub mod loopback_clients;
+mod malformed;
 mod masque_drafts;
 mod plain;
 mod proxy_protocol;
@@ -523,6 +524,11 @@ impl ClientConnection {
                 return pending().await;
             }
         }
+    }
+
+    /// Whether the client has shown no valid credentials.
+    fn is_unauthenticated(&self) -> bool {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Waits until the client is authenticated; for one caller, once.

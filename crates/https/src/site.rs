@@ -132,9 +132,7 @@ impl Site {
     /// Adds the fields that all responses have, and puts the fields into the order in which Caddy sends them:
     /// sorted by name, and behind them those that its HTTP library adds.
     pub(super) fn complete_headers(&self, headers: &mut HeaderMap, version: Version, quic_port: Option<u16>) {
-        if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
-            headers.entry(DATE).or_insert(now);
-        }
+        headers.entry(DATE).or_insert_with(date);
         headers.entry(SERVER).or_insert_with(|| self.now.now().server.clone());
         let http3 =
             quic_port.and_then(|port| HeaderValue::from_str(&format!("h3=\":{port}\"; ma=2592000")).ok());
@@ -152,6 +150,12 @@ impl Site {
         fields.sort_by_key(|(name, _)| (place(name), name.as_str()));
         *headers = fields.into_iter().map(|(name, value)| (name.clone(), value.clone())).collect();
     }
+}
+
+/// The value of the field `date` now.
+pub(super) fn date() -> HeaderValue {
+    let now = httpdate::fmt_http_date(SystemTime::now());
+    HeaderValue::from_str(&now).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Whether a request reads a page.

@@ -205,6 +205,48 @@ async fn every_version_of_http_says_the_same() {
 }
 
 #[tokio::test]
+async fn odd_requests_over_http1_are_answered_in_the_words_of_caddy() {
+    let server = TestServer::start(|_| {});
+    let ask = async |request: &str| {
+        let mut tls = server.tls(b"http/1.1").await;
+        tls.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        timeout(SOON, tls.read_to_string(&mut answer)).await.unwrap().unwrap();
+        answer
+    };
+    let unsupported = "505 HTTP Version Not Supported: unsupported protocol version";
+    for (request, status) in [
+        ("nonsense\r\n\r\n", "400 Bad Request"),
+        ("GET / HTTP/1.1\r\nHost: a\r\nb\r\n\r\n", "400 Bad Request"),
+        ("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", "400 Bad Request"),
+        ("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "400 Bad Request"),
+        ("GET / HTTP/1.1\r\nHost: a\r\nb c: d\r\n\r\n", "400 Bad Request: invalid header name"),
+        ("GET / HTTP/1.1\r\n\r\n", "400 Bad Request: missing required Host header"),
+        ("GET / HTTP/2.0\r\nHost: a\r\n\r\n", unsupported),
+        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: x\r\n\r\n", "501 Not Implemented"),
+    ] {
+        let content = if status.starts_with("501") { "Unsupported transfer encoding" } else { status };
+        let expected = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n{content}"
+        );
+        assert_eq!(ask(request).await, expected, "{request}");
+    }
+    let names = |answer: &str| {
+        answer.lines().map(|line| line.split(':').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let failed = ask("GET / HTTP/1.1\r\nHost: a\r\nExpect: x\r\n\r\n").await;
+    assert_eq!(
+        names(&failed),
+        ["HTTP/1.1 417 Expectation Failed", "Connection", "Date", "Content-Length", ""]
+    );
+    let (answer, _) = server.http1("OPTIONS * HTTP/1.1\r\nhost: a").await;
+    assert_eq!(names(&answer), ["HTTP/1.1 200 OK", "Content-Length", "Date", ""]);
+    // A second request on a connection is refused alike, and one that is fine is not.
+    let both = ask("GET / HTTP/1.1\r\nHost: a\r\n\r\nnonsense\r\n\r\n").await;
+    assert!(both.starts_with("HTTP/1.1 404 ") && both.contains("\r\n\r\nHTTP/1.1 400 "), "{both}");
+}
+
+#[tokio::test]
 async fn the_name_asked_for_decides_which_certificate_is_shown() {
     let home = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["www.example".to_owned()]).unwrap();
