@@ -31,6 +31,10 @@ use crate::{
 /// Paths that are allowed beyond those in use, so that a new one need not wait a round trip. More: memory of
 /// unused paths.
 const SPARE_PATHS: u32 = 2;
+/// The memory that noq keeps for a path ID until the connection ends, even if the path was abandoned (bytes):
+/// 376, measured (docs/design/memory.md). Smaller: paths that are opened and abandoned take more than is
+/// counted; larger: users may have fewer.
+const PATH_ID_BYTES: usize = 384;
 
 /// One path.
 #[derive(Debug)]
@@ -92,16 +96,19 @@ pub(crate) struct Paths {
     paths: Vec<Path>,
     /// The number of paths that the peer may use.
     allowed: u32,
+    /// The path IDs that were used, those of abandoned paths included.
+    used: u32,
 }
 
 impl Paths {
     pub(crate) fn new() -> Self {
         // Most clients have one link.
-        Self { paths: Vec::with_capacity(1), allowed: INITIAL_MAX_PATHS }
+        Self { paths: Vec::with_capacity(1), allowed: INITIAL_MAX_PATHS, used: 0 }
     }
 
     /// Adds a path; returns the new number of allowed paths, if that changes.
     pub(crate) fn insert(&mut self, path: Path) -> Option<u32> {
+        self.used = self.used.max(path.id.0.saturating_add(1));
         self.paths.push(path);
         self.paths.sort_by_key(|path| path.id);
         if self.paths.len() as u32 + SPARE_PATHS <= self.allowed || self.allowed >= MAX_PATHS {
@@ -109,6 +116,11 @@ impl Paths {
         }
         self.allowed = (2 * self.allowed).min(MAX_PATHS);
         Some(self.allowed)
+    }
+
+    /// The memory that noq keeps for path IDs until the connection ends (bytes).
+    pub(crate) fn id_bytes(&self) -> usize {
+        self.used as usize * PATH_ID_BYTES
     }
 
     /// Removes a path; if it was the first of a group, the group ends.

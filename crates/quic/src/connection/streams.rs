@@ -234,14 +234,15 @@ impl Connection {
         self.count_held(0, 0);
     }
 
-    /// Updates the bytes that the connection holds beside the queues of its streams: its own, data of bulk
-    /// streams that was sent and is not confirmed, data that arrived out of order, those of the caller, and
-    /// data that nobody has read, of all packets that have `arrived` (bytes).
+    /// Updates the bytes that the connection holds beside the queues of its streams: its own, those of its
+    /// path IDs, data of bulk streams that was sent and is not confirmed, data that arrived out of order, those
+    /// of the caller, and data that nobody has read, of all packets that have `arrived` (bytes).
     pub fn count_held(&mut self, arrived: u64, by_caller: usize) {
         let in_flight: usize = self.paths.iter().map(|path| path.streams.bytes()).sum();
         // Both share the bytes.
         let unconfirmed = in_flight.max(self.streams.reinjection.bytes);
-        self.held.set(CONNECTION_BYTES + unconfirmed + self.streams.receive.held() + by_caller);
+        let own = CONNECTION_BYTES + self.paths.id_bytes();
+        self.held.set(own + unconfirmed + self.streams.receive.held() + by_caller);
         self.held.set_estimated(self.streams.receive.unread.bytes(arrived));
     }
 

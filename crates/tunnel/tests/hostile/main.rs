@@ -12,6 +12,7 @@ mod beside;
 mod client;
 mod heap;
 mod panics;
+mod paths;
 mod rogue;
 mod rogue_server;
 mod server;
