@@ -66,7 +66,8 @@ pub struct CrowdPlan {
     /// Percent of the datagrams that are lost, in each direction.
     pub loss_percent: usize,
     /// How long a client stays after it has come up; `None`: until the crowd leaves. Then each second client
-    /// says goodbye, the others just end, and each comes again from another port.
+    /// says goodbye, the others just end, and each comes again from another port. While the crowd does not
+    /// talk, all stay.
     pub stay: Option<Duration>,
 }
 
@@ -273,6 +274,9 @@ impl CrowdClients {
 
     /// Replaces the clients whose stay is over.
     fn replace_clients(&mut self) {
+        if self.talking.is_none() {
+            return;
+        }
         let now = Instant::now();
         for number in 0..self.started {
             if self.all[number].leaves_at.is_none_or(|at| now < at) {

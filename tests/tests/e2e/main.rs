@@ -62,6 +62,7 @@ mod service;
 mod setup;
 mod shards;
 mod sharing;
+mod soak;
 mod status;
 mod streams;
 mod testbed;
