@@ -37,22 +37,21 @@ impl BlockWish {
         files.map(|file| Ok(Self::of_text(&files::read_text(&file)?))).collect()
     }
 
-    fn of_text(text: &str) -> Self {
+    /// The wish of a client's file with this text.
+    pub fn of_text(text: &str) -> Self {
         let (kill_switch, tun_name) = match text.parse::<Table>() {
             Ok(table) => (
                 table.get("kill-switch").is_some_and(|value| value.as_bool() != Some(false)),
                 table.get("tun-name").and_then(|name| name.as_str()).map(str::to_owned),
             ),
             Err(_) => {
-                let value = |key: &str| {
-                    let value = |line: &str| {
-                        let (name, value) = line.split_once('=')?;
-                        (name.trim() == key).then(|| value.trim().to_owned())
-                    };
-                    text.lines().find_map(value)
+                let bare = |text: &str| text.trim().trim_matches(['"', '\'']).to_owned();
+                let values = |key: &'static str| {
+                    let lines = text.lines().filter_map(|line| line.split_once('='));
+                    lines.filter(move |(name, _)| bare(name) == key).map(|(_, value)| value)
                 };
-                let name = value("tun-name").map(|name| name.trim_matches(['"', '\'']).to_owned());
-                (value("kill-switch").is_some_and(|value| !value.starts_with("false")), name)
+                let kill_switch = values("kill-switch").any(|value| !value.trim().starts_with("false"));
+                (kill_switch, values("tun-name").next().map(bare))
             }
         };
         Self { kill_switch, tun_name: tun_name.unwrap_or_else(|| TUN_NAME.to_owned()) }
@@ -102,6 +101,8 @@ mod tests {
             ("server = \nkill-switch = true\ntun-name = \"work0\"\n", true, "work0"),
             ("server = \n kill-switch=false\n", false, "mpvpn0"),
             ("server = \n", false, "mpvpn0"),
+            ("server = \n'kill-switch' = true\n\"tun-name\" = 'work0'\n", true, "work0"),
+            ("kill-switch = false\nkill-switch = true\n", true, "mpvpn0"),
         ] {
             let wish = BlockWish { kill_switch, tun_name: tun_name.to_owned() };
             assert_eq!(BlockWish::of_text(text), wish, "{text:?}");
