@@ -52,7 +52,7 @@ fn requests(sent: &[u8]) {
     static API: LazyLock<PlainApi> = LazyLock::new(|| {
         PlainApi::new(Arc::new(answer) as RequestHandler, SharedEventLog::default()).expect("a runtime")
     });
-    let got = API.serve(sent, MAX_ANSWER as u64, LONGEST);
+    let got = API.serve(sent, MAX_ANSWER, LONGEST);
     let got = got.expect("a connection ends after its program has ended it");
     assert!(got.len() < MAX_ANSWER, "{} bytes", got.len());
     assert!(got.is_empty() || got.starts_with(b"HTTP/1."), "{}", got.escape_ascii());

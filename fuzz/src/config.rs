@@ -7,23 +7,29 @@ use std::{
 
 use clap::{Args, Command, FromArgMatches};
 use mpvpn_config::{
-    ClientConfig, ClientOptions, ConfigSource, FileKind, LimitRule, PacketDescription, Rights, ServerConfig,
-    ServerOptions, SharedNetwork, ViaProxy, is_match, render_classes, values,
+    BlockWish, ClientConfig, ClientOptions, ConfigSource, FileKind, KillSwitch, LimitRule, PacketDescription,
+    Rights, ServerConfig, ServerOptions, SharedNetwork, ViaProxy, is_match, render_classes, values,
 };
 use mpvpn_input::values::ServerAddr;
 
 use crate::{
     input::Input,
+    seeds::texts,
     users::{folder, says_what_to_do},
 };
 
 /// The text between the parts of an input that has several.
 const SEPARATOR: &str = "\n---\n";
 
-/// `kind, text`.
+/// `kind, text`, or `kind, lines`.
 pub fn config(data: &[u8]) {
     let mut input = Input(data);
-    let kind = input.below(5);
+    let kind = input.below(7);
+    match kind {
+        5 => return client(&lines_of(&texts::client_lines(), &mut input)),
+        6 => return server(&lines_of(&texts::server_lines(), &mut input)),
+        _ => {}
+    }
     let Ok(text) = str::from_utf8(input.0) else { return };
     match kind {
         0 => client(text),
@@ -32,6 +38,20 @@ pub fn config(data: &[u8]) {
         3 => single_values(text),
         _ => command_line(text),
     }
+}
+
+/// A file of these lines, in any order: `(line, the line whose value it has)…`.
+fn lines_of(lines: &[&str], input: &mut Input<'_>) -> String {
+    let mut text = String::new();
+    while !input.is_empty() {
+        let (line, other) = (lines[input.below(lines.len())], lines[input.below(lines.len())]);
+        match (line.split_once(" = "), other.split_once(" = ")) {
+            (Some((key, _)), Some((_, value))) => text.extend([key, " = ", value]),
+            _ => text.push_str(line),
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// Writes the file of a command, as far as it is worth it.
@@ -62,6 +82,14 @@ fn client(text: &str) {
     }
     let Ok(config) = ClientConfig::resolve(options.clone()).inspect_err(says_what_to_do) else { return };
     assert_eq!(ClientConfig::resolve(options).ok().as_ref(), Some(&config), "the same twice");
+    if let Some(token) = config.token.as_ref().map(|token| token.reveal()).filter(|token| token.len() >= 16) {
+        assert!(!format!("{config:?}").contains(token), "a log shows the token");
+    }
+    // What is blocked while the client does not run, also if a mistake keeps it from running.
+    let is_on = config.kill_switch != KillSwitch::Off;
+    let wish = BlockWish { kill_switch: is_on, tun_name: config.tun_name.clone() };
+    assert_eq!(BlockWish::of_text(text), wish);
+    assert!(!is_on || BlockWish::of_text(&format!("{text}\n= a mistake")).kill_switch);
     // A reload of the same file changes nothing.
     let mut reloaded = config.clone();
     let report = reloaded.apply_reload(config.clone());

@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     path::Path,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, Once, PoisonError},
     thread,
 };
 
@@ -30,6 +30,18 @@ pub fn https_front(data: &[u8]) {
     const MAX_ANSWER_PER_BYTE: usize = 100;
     /// A client that has ended its side is waited for no longer than this; the machine may be busy.
     const LONGEST: Duration = Duration::from_secs(20);
+    /// Answers come within some milliseconds. Longer: fewer inputs a second. Shorter: requests without answers.
+    const QUIET: Duration = Duration::from_millis(5);
+    if data.is_empty() {
+        // libFuzzer does not look at the first input, which is empty: the servers are made with the next one.
+        return;
+    }
+    // What is logged about an input is formatted, and written nowhere.
+    static LOG: Once = Once::new();
+    LOG.call_once(|| {
+        let log = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG);
+        let _ = log.with_writer(std::io::sink).try_init();
+    });
     let mut input = Input(data);
     let flags = input.byte();
     let protocol =
@@ -43,7 +55,9 @@ pub fn https_front(data: &[u8]) {
         if protocol == PlainProtocol::Http2 { b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" } else { b"" };
     let sent = [preface, input.0].concat();
     upstream.clone_into(&mut ANSWER.lock().unwrap_or_else(PoisonError::into_inner));
-    let got = servers[site].serve(protocol, &sent, max as u64 + 1, LONGEST).expect("sockets");
+    // With the end of the connection all its requests end that have no answer yet, if it is one of HTTP/2.
+    let quiet = if protocol == PlainProtocol::Http1 { Duration::ZERO } else { QUIET };
+    let got = servers[site].serve(protocol, &sent, max + 1, quiet, LONGEST).expect("sockets");
     let got = got.expect("a connection ends after its client has ended it");
     assert!(got.len() <= max, "{} bytes of answers to {} bytes", got.len(), sent.len());
     for secret in SECRETS {

@@ -29,9 +29,9 @@ impl PlainApi {
 
     /// The bytes that a program gets that sends `sent` and then ends its side, at most `max` bytes; `None` if
     /// the connection does not end within `time`.
-    pub fn serve(&self, sent: &[u8], max: u64, time: Duration) -> Option<Vec<u8>> {
+    pub fn serve(&self, sent: &[u8], max: usize, time: Duration) -> Option<Vec<u8>> {
         let answer = |request| answer(request, self.state.clone());
         let serve = |stream| serve_connection(stream, answer, || ());
-        self.runtime.block_on(async { exchange(serve, sent, max, time).await })
+        self.runtime.block_on(async { exchange(serve, sent, max, Duration::ZERO, time).await })
     }
 }

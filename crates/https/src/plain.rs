@@ -49,8 +49,9 @@ impl PlainHttpsServer {
         Ok(Self { runtime, listener: Arc::new(Listener { context, quic, gateway }) })
     }
 
-    /// Serves a connection on which the client sends `sent` and then ends its side. Returns what the client
-    /// gets, at most `max` bytes; `None` if the connection does not end in time.
+    /// Serves a connection on which the client sends `sent`, and ends its side when nothing has come for
+    /// `quiet`. Returns what the client gets, at most `max` bytes; `None` if the connection does not end in
+    /// time.
     ///
     /// # Errors
     /// If the machine has no socket left.
@@ -58,7 +59,8 @@ impl PlainHttpsServer {
         &self,
         protocol: PlainProtocol,
         sent: &[u8],
-        max: u64,
+        max: usize,
+        quiet: Duration,
         time: Duration,
     ) -> Result<Option<Vec<u8>>, RunError> {
         // Options of the client's socket are set, but no byte passes it.
@@ -74,6 +76,6 @@ impl PlainHttpsServer {
                 PlainProtocol::Drafts => masque_drafts::serve(stream, client).await,
             }
         };
-        Ok(self.runtime.block_on(async { exchange(serve, sent, max, time).await }))
+        Ok(self.runtime.block_on(async { exchange(serve, sent, max, quiet, time).await }))
     }
 }

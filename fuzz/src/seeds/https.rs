@@ -26,6 +26,9 @@ pub(super) fn all() -> Vec<Seed> {
     let connect = b"CONNECT 192.0.2.1:80 HTTP/1.1\r\nhost: 192.0.2.1:80\r\n\r\nhello".to_vec();
     let answered = |answer: &[u8], request: Vec<u8>| [short(answer), request].concat();
     let page = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\nkeep-alive: x\r\n\r\nok";
+    let head = b"HEAD /a/b.txt HTTP/1.1\r\nhost: x\r\n\r\n".to_vec();
+    let options = b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n".to_vec();
+    let own = "/.well-known/masque/udp/127.0.0.1/443/";
     let chunked =
         b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n".to_vec();
     let draft =
@@ -41,20 +44,28 @@ pub(super) fn all() -> Vec<Seed> {
         ("half", FILES, get("/a/b.txt", "if-range: x\r\nrange: bytes=2-4\r\n")),
         ("above", FILES, get("/../Cargo.toml", "")),
         ("unchanged", FILES, get("/", "if-modified-since: Sat, 28 Nov 2099 10:00:00 GMT\r\n")),
+        ("tags", FILES, get("/", "if-none-match: W/\"d7vdhg3b8e69d2g-4z\", x\r\n")),
+        ("range", FILES, get("/a/b.txt", "range: bytes=9999-\r\n")),
+        (
+            "folder",
+            FILES,
+            [get("/a?b", ""), get("/a/b.txt/", ""), get("/a/./", ""), get("/%00", "")].concat(),
+        ),
+        ("head", FILES, [head, chunked.clone()].concat()),
+        ("options", UPSTREAM, answered(page, options)),
         ("upstream", UPSTREAM, answered(page, get("/x?y", "forwarded: for=1.2.3.4\r\n"))),
         ("upload", UPSTREAM, answered(page, chunked)),
         ("nothing", UPSTREAM, answered(b"", get("/", ""))),
-        (
-            "own_quic",
-            USER,
-            upgrade("127.0.0.1:443", "/.well-known/masque/udp/127.0.0.1/443/", "connect-udp", &datagram),
-        ),
+        ("own_quic", USER, upgrade("127.0.0.1:443", own, "connect-udp", &datagram)),
         ("upgrade", USER, upgrade("x", udp, "connect-udp", &datagram)),
         ("packets", USER, upgrade("x", ip, "connect-ip", &datagram)),
+        ("no_context", USER, upgrade("x", udp, "connect-udp", &[0, 0])),
+        ("another_capsule", USER, upgrade("x", udp, "connect-udp", &[&[0x21, 1, 7], &datagram[..]].concat())),
         ("connect", USER, connect.clone()),
         ("refused", 0, get("/", "authorization: Bearer x\r\n")),
         ("wrong", FILES, connect),
-        ("draft", DRAFTS + USER, draft),
+        ("draft", DRAFTS + USER, draft.clone()),
+        ("draft_refused", DRAFTS, draft.clone()),
         ("draft_http1", DRAFTS, get("/", "")),
         ("draft_http2", DRAFTS, [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &http2()].concat()),
         ("http2", HTTP2, http2()),
@@ -68,9 +79,21 @@ pub(super) fn all() -> Vec<Seed> {
             "http2_own_quic",
             HTTP2 + USER,
             http2_connect(
-                &extended("connect-udp", "127.0.0.1:443", "/.well-known/masque/udp/127.0.0.1/443/"),
+                &[&extended("connect-udp", "127.0.0.1:443", own)[..], &[("mpvpn", "v=1, dscp=46")]].concat(),
                 &datagram,
             ),
+        ),
+        ("http2_no_context", HTTP2 + USER, http2_connect(&extended("connect-udp", "x", udp), &[0, 0])),
+        (
+            "http2_reset",
+            HTTP2 + USER,
+            [http2_connect(&extended("connect-udp", "x", udp), &datagram), frame(3, 0, 1, &[0, 0, 0, 8])]
+                .concat(),
+        ),
+        (
+            "http2_refused",
+            HTTP2,
+            http2_connect(&[(":authority", "192.0.2.1:80"), ("authorization", "Bearer x")], b""),
         ),
     ];
     requests

@@ -44,6 +44,25 @@ pub(crate) const SERVER: &str = "listen = ['0.0.0.0:443', '[::]:443']\nsubnet = 
     [site]\nupstream = 'http://127.0.0.1:8080'\nserver = 'nginx'\nhide = false\n";
 const ACME: &str = "[acme]\ndomains = ['vpn.example']\nemail = 'a@vpn.example'\nchallenge = 'http-01'\n\
     directory = 'https://ca.example/directory'\n";
+/// Keys that exclude others in the same file, and values that many keys refuse.
+const MORE: &str = "insecure = true\nca = 'system'\ntoken-file = 'token'\ncert = 'cert.pem'\nkey = 'key.pem'\n\
+    dashboard-cert = 'cert.pem'\ndashboard-key = 'key.pem'\nsocks5 = ['127.0.0.1:1080']\nhttp = '0.0.0.0:3128'\n\
+    api-socket = 'a'\nstate-dir = '/tmp/s'\nkeep-routes = '0.0.0.0/0'\nshare = ['mpvpn7', 'lan0', 'lan0']\n\
+    path = ['auto', 'eth0']\ndns = ['off', '9.9.9.9']\ndns = ['9.9.9.9', '9.9.9.9']\nfec = 'auto'\n\
+    client-ca = 'ca.pem'\ncrl = 'crl.pem'\nmax-memory = '1MB'\nusers = 'users.toml'\ntcp = 'off'\nauth = 'mtls'\n\
+    relay-only = true\nroot = '/srv/www'\nlog_level = 'info'\n[[certificate]]\n[[class.match]]\n[[lane-rule]]\n\
+    x = 0\nx = -1\nx = 1.5\nx = ''\nx = []\nx = {}\nx = 2027-01-31\nx = '200%'\nx = '1gbit'\nx = ['fd00::/8', 'x']\n";
+
+/// The lines of a client's file, and more.
+pub(crate) fn client_lines() -> Vec<&'static str> {
+    [CLIENT, MORE].into_iter().flat_map(str::lines).collect()
+}
+
+/// The lines of a server's file, and more.
+pub(crate) fn server_lines() -> Vec<&'static str> {
+    [SERVER, ACME, MORE].into_iter().flat_map(str::lines).collect()
+}
+
 pub(crate) const USERS: &str = "# Users\n[[user]]\nname = 'alice'\n\
     token-sha256 = '0000000000000000000000000000000000000000000000000000000000000001'\nexpires = '2027-01-31'\n\
     address = ['10.0.0.7', 'fd00::7']\nsessions = 2\nup = '10mbit'\ndown = '1gbit'\nquota = '50GB'\n\
@@ -85,7 +104,13 @@ fn config() -> Vec<Seed> {
         ("server_args", 4, server_args),
     ]
     .map(|(name, kind, text)| ("config", name, [&[kind], text.as_bytes()].concat()))
-    .to_vec()
+    .into_iter()
+    .chain([("client_lines", 5, CLIENT), ("server_lines", 6, SERVER)].map(|(name, kind, text)| {
+        // Each line with its own value.
+        let lines = (0..text.lines().count() as u8).flat_map(|line| [line, line]);
+        ("config", name, [kind].into_iter().chain(lines).collect())
+    }))
+    .collect()
 }
 
 fn people() -> Vec<Seed> {
