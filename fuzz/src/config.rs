@@ -85,7 +85,7 @@ fn client(text: &str) {
     if let Some(token) = config.token.as_ref().map(|token| token.reveal()).filter(|token| token.len() >= 16) {
         assert!(!format!("{config:?}").contains(token), "a log shows the token");
     }
-    // What is blocked while the client does not run, also if a mistake keeps it from running.
+    // The same is blocked while the client does not run, also if a mistake keeps it from running.
     let is_on = config.kill_switch != KillSwitch::Off;
     let wish = BlockWish { kill_switch: is_on, tun_name: config.tun_name.clone() };
     assert_eq!(BlockWish::of_text(text), wish);

@@ -30,13 +30,14 @@ pub fn https_front(data: &[u8]) {
     const MAX_ANSWER_PER_BYTE: usize = 100;
     /// A client that has ended its side is waited for no longer than this; the machine may be busy.
     const LONGEST: Duration = Duration::from_secs(20);
-    /// Answers come within some milliseconds. Longer: fewer inputs a second. Shorter: requests without answers.
+    /// Answers come within some milliseconds. Longer: fewer inputs a second. Shorter: requests without
+    /// answers.
     const QUIET: Duration = Duration::from_millis(5);
     if data.is_empty() {
         // libFuzzer does not look at the first input, which is empty: the servers are made with the next one.
         return;
     }
-    // What is logged about an input is formatted, and written nowhere.
+    // Log lines about an input are formatted, and written nowhere.
     static LOG: Once = Once::new();
     LOG.call_once(|| {
         let log = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG);

@@ -36,8 +36,8 @@ const DELAY: Duration = Duration::from_millis(5);
 /// The largest number of datagrams that one end may send without time that passes: far more than windows
 /// allow.
 const MAX_BURST: usize = 20_000;
-/// Exchanges of both ends in one wait at most. More: long waits take most of the time of fuzzing. Fewer: timers
-/// run later than they are due.
+/// Exchanges of both ends in one wait at most. More: long waits take most of the time of fuzzing. Fewer:
+/// timers run later than they are due.
 const MAX_EXCHANGES_PER_WAIT: u32 = 16;
 /// Exchanges and datagrams for one input. More: fewer inputs a second. Fewer: states that take long are not
 /// reached.
@@ -99,8 +99,8 @@ impl<S: Subject> World<S> {
         self.peer.drive(now, &mut self.to_subject);
     }
 
-    /// Lets time pass; datagrams take [`DELAY`] in one direction and none in the other. Timers that are due in
-    /// the same part of a long wait run together, as in a process that gets no processor for so long.
+    /// Lets time pass; datagrams take [`DELAY`] in one direction and none in the other. Timers that are due
+    /// in the same part of a long wait run together, as in a process that gets no processor for so long.
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
         let part = (time / MAX_EXCHANGES_PER_WAIT).max(Duration::from_micros(100));

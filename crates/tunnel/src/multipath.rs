@@ -82,9 +82,9 @@ pub use traffic::{TrafficCounters, TrafficRates};
 /// paths with long round trips are closed during validation. Larger: data that waits for the path is delayed
 /// for longer.
 const BLOCKED_PATH_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The least time for the answer to a heartbeat of the idle time: a probe timeout before a round trip is known
-/// (RFC 9002 §6.2.2), as a server that thousands of idle clients ask may be slow. Larger: a server that is
-/// gone is noticed later. Smaller: more heartbeats where one is lost.
+/// The least time for the answer to a heartbeat of the idle time: a probe timeout before a round trip is
+/// known (RFC 9002 §6.2.2), as a server that thousands of idle clients ask may be slow. Larger: a server that
+/// is gone is noticed later. Smaller: more heartbeats where one is lost.
 const MIN_ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// Which end of the tunnel this is.
@@ -135,7 +135,7 @@ pub(crate) struct MultipathConnection {
     probed_at: Option<Instant>,
     /// At a client, while heartbeats are sparse: when the first one since something arrived left on a path
     /// that seems to work.
-    asked_at: Option<Instant>,
+    awaited_since: Option<Instant>,
 }
 
 impl MultipathConnection {
@@ -167,7 +167,7 @@ impl MultipathConnection {
             echo_watch: None,
             stalled_until: now,
             probed_at: None,
-            asked_at: None,
+            awaited_since: None,
         }
     }
 
@@ -360,7 +360,7 @@ impl MultipathConnection {
         self.send_heartbeats(now, connection, &due);
         if self.no_answer_at().is_some_and(|at| at <= now) {
             tracing::debug!(target: LIVENESS, "nothing answers a heartbeat: heartbeats become dense");
-            self.asked_at = None;
+            self.awaited_since = None;
             self.probe_paths(now);
         }
         self.close_blocked_paths(now, connection);
@@ -395,8 +395,7 @@ impl MultipathConnection {
         }
         let is_dense = || self.paths.values().any(|path| path.liveness.is_dense(now));
         if asks && self.role == Role::Client && !is_dense() {
-            let is_answered = |asked: &Instant| self.last_received().is_some_and(|at| at > *asked);
-            self.asked_at = self.asked_at.filter(|asked| !is_answered(asked)).or(Some(now));
+            self.awaited_since = self.no_answer_since().or(Some(now));
         }
     }
 
@@ -405,12 +404,17 @@ impl MultipathConnection {
         self.paths.values().map(|path| path.liveness.last_received()).max()
     }
 
-    /// When a heartbeat of the idle time has no answer although some path seems to work.
+    /// When the first heartbeat left that has no answer.
+    fn no_answer_since(&self) -> Option<Instant> {
+        self.awaited_since.filter(|since| self.last_received().is_none_or(|at| at <= *since))
+    }
+
+    /// When a heartbeat of the idle time has waited too long for an answer, if some path seems to work.
     fn no_answer_at(&self) -> Option<Instant> {
-        let asked = self.asked_at.filter(|asked| self.last_received().is_none_or(|at| at <= *asked))?;
+        let since = self.no_answer_since()?;
         let alive = self.paths.values().filter(|path| path.liveness.is_alive());
         let limit = alive.map(|path| path.liveness.silence_limit()).max()?;
-        Some(asked + limit.max(MIN_ANSWER_TIME))
+        Some(since + limit.max(MIN_ANSWER_TIME))
     }
 
     /// Closes paths on which noq sends no data. It does so for ever if it could not validate a changed

@@ -21,8 +21,8 @@ pub(super) static SETUPS: LazyLock<(ClientSetup, ServerSetup)> = LazyLock::new(|
 });
 
 fn options(seed: u8) -> TransportOptions {
-    /// One probe above the MTU with which every path begins. Its padding, a frame each byte, takes more time than
-    /// anything else of an input.
+    /// One probe above the MTU with which every path begins. Its padding, a frame each byte, takes more time
+    /// than anything else of an input.
     const MAX_UDP_PAYLOAD: u16 = 1330;
     TransportOptions {
         max_udp_payload: MAX_UDP_PAYLOAD,

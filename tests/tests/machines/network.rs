@@ -186,8 +186,8 @@ pub(crate) struct Capture(Tcpdump);
 /// Left out: packets to the server, among them the kernel's answers to packets for a client that has ended
 /// ("port unreachable"), ARP, and neighbour, router and multicast listener discovery within the link. The
 /// kernel sends these by itself as soon as an interface is up (RFC 4861, RFC 4862, RFC 9777), and nothing
-/// reaches the internet without them, so the kill switch lets them pass. Multicast listener reports have their
-/// type after an extension header of 8 bytes.
+/// reaches the internet without them, so the kill switch lets them pass. Multicast listener reports have
+/// their type after an extension header of 8 bytes.
 const PAST_THE_TUNNEL: &str = "(ip or ip6) \
     and not ((port 443 or icmp[icmptype] = icmp-unreach) and dst host 203.0.113.10) \
     and not ((port 443 or (ip6[6] = 58 and ip6[40] = 1)) and dst host 2001:db8:113::10) \

@@ -235,8 +235,8 @@ impl Connection {
     }
 
     /// Updates the bytes that the connection holds beside the queues of its streams: its own, those of its
-    /// path IDs, data of bulk streams that was sent and is not confirmed, data that arrived out of order, those
-    /// of the caller, and data that nobody has read, of all packets that have `arrived` (bytes).
+    /// path IDs, data of bulk streams that was sent and is not confirmed, data that arrived out of order,
+    /// those of the caller, and data that nobody has read, of all packets that have `arrived` (bytes).
     pub fn count_held(&mut self, arrived: u64, by_caller: usize) {
         let in_flight: usize = self.paths.iter().map(|path| path.streams.bytes()).sum();
         // Both share the bytes.

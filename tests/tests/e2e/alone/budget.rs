@@ -28,14 +28,14 @@ const SERVER: &str = "192.0.2.1:4433";
 const DOWNLOAD_PORT: u16 = 5209;
 /// Memory that the server is told to use, and has used at most (bytes).
 const MEMORY: u64 = 512_000_000;
-/// What the victim downloads, as a share of what it can.
+/// The rate of the victim, as a share of its highest.
 const LOAD: f64 = 0.8;
 /// How long each measurement takes (s).
 const SECONDS: u32 = 20;
 /// The rogue begins so long before the measurement.
 const RAMP: Duration = Duration::from_secs(5);
 
-/// What the victim gets.
+/// The figures of the victim.
 #[derive(Debug)]
 struct Sample {
     megabits: f64,
