@@ -75,7 +75,7 @@ impl SendQueue {
         !self.datagrams.is_empty() || self.stream_bytes > 0
     }
 
-    /// Begins the pass; the datagrams stay until [`Self::clear`].
+    /// Begins the pass; the datagrams stay until it is over.
     pub(crate) fn begin_pass(&mut self) -> PassSize {
         PassSize {
             bytes: std::mem::take(&mut self.bytes),
