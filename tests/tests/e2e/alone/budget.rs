@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_os::usage::peak_memory;
 use mpvpn_tests::{
     dns::{NameServer, query},
     flood::RunningFlood,
@@ -20,6 +19,7 @@ use mpvpn_tests::{
     percentile,
     ping::{Ping, reaches},
     testbed::{Direction, Host, TUNNEL, Testbed, inet4},
+    usage::peak_memory,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
