@@ -25,8 +25,8 @@ use crate::{StreamId, held::HeldBytes};
 const MAX_BULK_QUEUE: usize = 256 << 10;
 /// The queues of all bulk streams (bytes). Each takes at most an eighth of what is left of it (dynamic
 /// thresholds, Choudhury and Hahne 1998), so 40 streams may have full queues, and what thousands that stand
-/// leave is shared. The user of the connection may have less left ([`UserBytes`](crate::UserBytes)). Smaller: slow transfers
-/// beside many that stand; larger: memory that a peer can demand by reading nothing.
+/// leave is shared. The user of the connection may have less left ([`UserBytes`](crate::UserBytes)).
+/// Smaller: slow transfers beside many that stand; larger: memory that a peer can demand by reading nothing.
 const MAX_BULK_QUEUES: usize = 12 << 20;
 const BULK_QUEUE_SHARE: usize = 8;
 /// The minimum capacity of the queue of each bulk stream (bytes), so that no stream starves: a few packets.
