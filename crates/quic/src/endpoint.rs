@@ -86,8 +86,9 @@ pub struct Endpoint {
     waiting: VecDeque<(Option<LocalAddress>, Incoming)>,
     /// When a handshake began last.
     begun: Option<Instant>,
-    /// This iteration of the event loop has other work.
-    is_busy: bool,
+    /// Handshakes that may begin in this iteration of the event loop; `None`: no event loop has said anything,
+    /// and all may.
+    left: Option<u32>,
     /// Iterations with other work until a handshake may begin in one.
     pause: u32,
     stateless: VecDeque<(Transmit, Vec<u8>)>,
@@ -119,7 +120,7 @@ impl Endpoint {
             strangers,
             waiting: VecDeque::new(),
             begun: None,
-            is_busy: false,
+            left: None,
             pause: 0,
             stateless: VecDeque::new(),
             scratch: Vec::new(),
@@ -225,7 +226,7 @@ impl Endpoint {
                     self.answer(local, &transmit);
                 }
             }
-            Verdict::Accept if self.waiting.is_empty() && self.may_begin(now) => {
+            Verdict::Accept if self.waiting.is_empty() && self.left != Some(0) => {
                 return self.accept(now, local, incoming);
             }
             Verdict::Accept if self.waiting.len() < MAX_WAITING => self.waiting.push_back((local, incoming)),
@@ -239,18 +240,13 @@ impl Endpoint {
 
     /// An iteration of the event loop begins. `is_busy`: it has other work than handshakes that wait.
     pub fn begin_iteration(&mut self, is_busy: bool) {
-        self.is_busy = is_busy;
         self.pause = self.pause.saturating_sub(u32::from(is_busy));
-    }
-
-    /// Whether another handshake may begin at this moment: one an iteration.
-    fn may_begin(&self, now: Instant) -> bool {
-        self.begun != Some(now) && (!self.is_busy || self.pause == 0)
+        self.left = Some(u32::from(!is_busy || self.pause == 0));
     }
 
     /// Begins handshakes that had to wait: returns the next new connection.
     pub fn accept_waiting(&mut self, now: Instant) -> Option<ConnectionHandle> {
-        while self.may_begin(now) {
+        while self.left != Some(0) {
             let (local, incoming) = self.waiting.pop_front()?;
             if let Handled::New(id) = self.accept(now, local, incoming) {
                 return Some(id);
@@ -271,6 +267,7 @@ impl Endpoint {
 
     fn accept(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
         (self.begun, self.pause) = (Some(now), ITERATIONS_PER_HANDSHAKE);
+        self.left = self.left.map(|left| left.saturating_sub(1));
         let validated = incoming.remote_address_validated();
         let remote = incoming.remote_address();
         let (config, limits) = match self.server.as_ref().map(|setup| setup.config(remote)) {
@@ -676,9 +673,13 @@ mod tests {
         };
         let accepted = |server: &mut Endpoint, now| std::iter::from_fn(|| server.accept_waiting(now)).count();
         let tick = Duration::from_nanos(1);
+        // Without an event loop none waits.
+        assert_eq!((handled(&mut server, 9), handled(&mut server, 10)), (1, 1));
+        server.begin_iteration(false);
         assert_eq!((1..=4).map(|host| handled(&mut server, host)).sum::<usize>(), 1);
         assert_eq!((accepted(&mut server, now), server.poll_timeout()), (0, Some(now + tick)));
         let later = now + Duration::from_micros(10);
+        server.begin_iteration(false);
         assert_eq!((accepted(&mut server, later), server.poll_timeout()), (1, Some(later + tick)));
         // Those that come now do not overtake those that wait.
         assert_eq!(handled(&mut server, 11), 0);
@@ -695,10 +696,9 @@ mod tests {
         let later = later + Duration::from_millis(1);
         server.begin_iteration(false);
         assert_eq!((accepted(&mut server, later), server.poll_timeout()), (1, None));
-        assert_eq!(server.handshaking, 5);
+        assert_eq!(server.handshaking, 7);
         // The queue has an end.
         server.retry_above = usize::MAX;
-        server.begun = Some(now);
         (0..MAX_WAITING + 10)
             .for_each(|number| assert_eq!(handled(&mut server, (number % 100 + 20) as u8), 0));
         assert_eq!(server.waiting.len(), MAX_WAITING);
