@@ -16,6 +16,9 @@ use mpvpn_input::{Error, Result, files, values::ServerAddr};
 const SCHEME: &str = "mpvpn://";
 /// Hexadecimal digits of a pin.
 const PIN_DIGITS: usize = 64;
+/// The length from which on errors hide a token (bytes): generated ones are longer. Shorter: parts of words
+/// are hidden; longer: tokens that people chose are shown.
+const MIN_SECRET_BYTES: usize = 16;
 /// Longest link (bytes). Chosen: a link has some 200, with all pins that work 1,300. More: a pasted file is
 /// read to its end.
 const MAX_LINK_BYTES: usize = 4096;
@@ -180,10 +183,14 @@ impl FromStr for JoinLink {
         let Some(rest) = text.strip_prefix(SCHEME) else {
             return wrong("a join link begins with mpvpn://");
         };
-        let Some((token, rest)) = rest.split_once('@') else {
+        let Some((shown, rest)) = rest.split_once('@') else {
             return wrong("the link was cut short: after the token an @ and the server are missing");
         };
-        let token = token.replace("%2F", "/").replace("%2f", "/");
+        // The rest has the token where a link was pasted twice. A shorter one may be a part of any word.
+        let is_secret = shown.len() >= MIN_SECRET_BYTES;
+        let hide =
+            |error: String| ParseLinkError(if is_secret { error.replace(shown, "TOKEN") } else { error });
+        let token = shown.replace("%2F", "/").replace("%2f", "/");
         let Ok(token) = token.parse() else {
             return wrong("between mpvpn:// and @ there is no token");
         };
@@ -191,8 +198,9 @@ impl FromStr for JoinLink {
         if server.is_empty() {
             return wrong("the link was cut short: after the @ the server is missing");
         }
-        let server: ServerAddr = server.parse().map_err(ParseLinkError)?;
-        Ok(Self { server, token, trust: parse_trust(query)? })
+        let server: ServerAddr = server.parse().map_err(hide)?;
+        let trust = parse_trust(query).map_err(|ParseLinkError(error)| hide(error))?;
+        Ok(Self { server, token, trust })
     }
 }
 
@@ -267,6 +275,18 @@ mod tests {
             trust_after(&link("vpn.example", "t")),
             Trust::Pin(vec!["0123456789abcdef".repeat(4).parse().unwrap()])
         );
+    }
+
+    #[test]
+    fn a_link_that_was_pasted_twice_is_refused_without_its_token() {
+        let token = "mpvpn_0123456789abcdef";
+        for twice in [
+            format!("mpvpn://{token}@vpn.exampl mpvpn://{token}@vpn.example:443/?ca=system"),
+            format!("mpvpn://{token}@vpn.example/?pin=mpvpn://{token}@vpn.example"),
+        ] {
+            let error = twice.parse::<JoinLink>().unwrap_err().to_string();
+            assert!(!error.contains(token), "{error}");
+        }
     }
 
     #[test]
