@@ -93,7 +93,8 @@ fn refusal(read: &str) -> String {
     let fields: Vec<_> = lines.map(|line| line.split_once(':')).collect();
     let has = |wanted: &str| fields.iter().flatten().any(|(name, _)| name.eq_ignore_ascii_case(wanted));
     let (status, content) = match version {
-        version if version.starts_with("HTTP/") && !version.starts_with("HTTP/1.") => {
+        version if !version.starts_with("HTTP/") => ("400 Bad Request", None),
+        version if !version.starts_with("HTTP/1.") => {
             ("505 HTTP Version Not Supported: unsupported protocol version", None)
         }
         _ if fields.contains(&None) => ("400 Bad Request", None),
@@ -142,6 +143,7 @@ mod tests {
     fn refusals_name_what_is_wrong_as_the_other_library_does() {
         for (read, status) in [
             ("nonsense\r\n\r\n", "400 Bad Request"),
+            ("POST /\r\nHost: a\r\nTransfer-Encoding: x\r\n\r\n", "400 Bad Request"),
             (
                 "GET / HTTP/2.0\r\nHost: a\r\n\r\n",
                 "505 HTTP Version Not Supported: unsupported protocol version",
