@@ -112,6 +112,10 @@ pub(super) fn parse<T: ConfigFile>(text: &str, file: &Path) -> Result<T> {
     }
 }
 
+/// The least similarity (Jaro, 0 to 1) of a word that is proposed, as of clap for options. Lower: words that
+/// nobody meant; higher: typing errors without a proposal.
+const MIN_SIMILARITY: f64 = 0.7;
+
 /// Rewords a message of the parser, with the key that was probably meant.
 fn explain(message: &str) -> String {
     let Some((key, known)) =
@@ -123,11 +127,19 @@ fn explain(message: &str) -> String {
     if let Some((_, place)) = MISPLACED_KEYS.iter().find(|(other, _)| *other == key) {
         return format!("`{key}` is not a key of this table: {place}");
     }
-    let hyphens = key.replace('_', "-");
-    if known.contains(&hyphens.as_str()) {
-        return format!("unknown key `{key}`: did you mean `{hyphens}`?");
+    match most_similar(key, &known) {
+        Some(similar) => format!("unknown key `{key}`: did you mean `{similar}`?"),
+        None => format!("unknown key `{key}`; known are: {}", known.join(", ")),
     }
-    format!("unknown key `{key}`; known are: {}", known.join(", "))
+}
+
+/// The word that was probably meant, if any is similar enough.
+fn most_similar<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let similar = known.iter().map(|known| (strsim::jaro(word, known), *known));
+    similar
+        .filter(|(share, _)| *share >= MIN_SIMILARITY)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, known)| known)
 }
 
 /// Line and column of the start of `span`, counted from 1, and its line underlined.

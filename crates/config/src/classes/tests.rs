@@ -149,7 +149,7 @@ fn mistakes_in_a_table_are_told_where_they_are() {
         (
             "[[class]]\nname = 'a'\n[[class.match]]\nport = 5\n",
             6,
-            "unknown key `port`; known are: protocol, from",
+            "unknown key `port`: did you mean `ports`?",
         ),
         ("[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 'tpc'\n", 6, "`tpc` is not a protocol"),
         ("[[class]]\nname = 'a'\n[[class.match]]\nprotocol = 256\n", 6, "`256` is not a protocol"),

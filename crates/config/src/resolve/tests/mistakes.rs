@@ -61,11 +61,7 @@ fn mistakes_about_access_are_told_where_they_are() {
     for (text, line, said) in [
         ("[[access]]\nports = '25'\n", 1, "missing field `allow`"),
         ("[[access]]\nallow = 'yes'\n", 2, "invalid type: string \"yes\", expected a boolean"),
-        (
-            "[[access]]\nallow = true\nport = '25'\n",
-            3,
-            "unknown key `port`; known are: allow, users, to, ports",
-        ),
+        ("[[access]]\nallow = true\nport = '25'\n", 3, "unknown key `port`: did you mean `ports`?"),
         ("[[access]]\nallow = true\nports = 25\n", 3, "expected a port or a range of ports in quotes"),
         ("[[access]]\nallow = true\nports = [25]\n", 3, "expected a port or a range of ports in quotes"),
         ("[[access]]\nallow = true\nports = '0'\n", 3, "`0` is neither a port from 1 to 65535"),
