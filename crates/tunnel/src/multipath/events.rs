@@ -36,6 +36,10 @@ impl PathEvents {
     ) {
         let Some(path) = paths.get(id) else { return };
         let change = match (before, path.usage.state) {
+            // The event of the TCP connection says why it ended; the link keeps its carrier.
+            (_, PathState::Down) if path.is_inside_tcp() && !path.liveness.has_carrier() => {
+                PathChange::Closed
+            }
             (_, PathState::Down) => {
                 self.failed_since.insert(id, now);
                 let working = paths.iter().filter(|(other, path)| *other != id && path.works()).count();
@@ -57,6 +61,8 @@ impl PathEvents {
     /// A path was validated.
     pub(super) fn on_opened(&mut self, id: PathId, remote: Option<SocketAddr>, paths: &PathTable) {
         if let Some(path) = paths.get(id) {
+            // Inside TCP, that is the address of a socket of this machine.
+            let remote = remote.filter(|_| !path.is_inside_tcp());
             self.push(id, path, PathChange::Opened(remote));
         }
     }
@@ -180,6 +186,20 @@ mod tests {
         }
         let changes: Vec<_> = events.take().into_iter().map(|event| (event.path, event.change)).collect();
         assert_eq!(changes, [(PathId(1), PathChange::Closed)]);
+    }
+
+    #[test]
+    fn a_tcp_connection_that_ends_closes_its_path_and_is_no_lost_carrier() {
+        let now = Instant::now();
+        let (mut paths, mut events, id) = (PathTable::new(now), PathEvents::default(), PathId(0));
+        let policy = PolicyInForce::new(PathPolicy::default(), false);
+        paths.insert(now, id, PathEntry::new(now, Role::Client, LinkId(0), true, policy));
+        events.on_opened(id, "127.0.0.1:40000".parse().ok(), &paths);
+        paths.get_mut(id).unwrap().liveness.on_carrier(now, false);
+        let before = judge(&mut paths, id, false);
+        events.on_state(now, id, before, Reinjected::default(), &paths);
+        let changes: Vec<_> = events.take().into_iter().map(|event| event.change).collect();
+        assert_eq!(changes, [PathChange::Opened(None), PathChange::Closed]);
     }
 
     #[test]
