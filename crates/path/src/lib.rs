@@ -20,6 +20,7 @@ mod flows;
 mod liveness;
 mod pacer;
 mod path_count;
+mod pause;
 mod quota;
 mod scheduler;
 mod selector;
@@ -30,6 +31,7 @@ pub use dispatch::{Dispatcher, EligiblePackets, PathInfo, Utilization};
 pub use liveness::{Liveness, LivenessChange, LivenessConfig, LivenessUpdate, StateReason};
 pub use pacer::Pacer;
 pub use path_count::{LinkBytes, MIN_BUSY_RATE, PathCount, PathCountController, SessionLimitHint};
+pub use pause::pause_after;
 pub use quota::{Day, Month};
 pub use scheduler::Scheduler;
 pub use selector::{

@@ -21,6 +21,8 @@ use mpvpn_types::{Duration, Instant, target::LIVENESS};
 use awaited_ack::{AckTimeouts, AwaitedAck};
 use silences::RecentSilences;
 
+use crate::pause_after;
+
 /// Intervals and limits of liveness.
 #[derive(Clone, Debug)]
 pub struct LivenessConfig {
@@ -33,10 +35,10 @@ pub struct LivenessConfig {
     pub max_dense_interval: Duration,
     /// The interval while no data moves: short enough to keep a NAT binding (RFC 4787 §4.3).
     pub idle_interval: Duration,
-    /// The interval on a path that died less than 20 s ago, while no data moves.
-    pub recent_death_interval: Duration,
-    /// The interval on a path that has been dead for longer, while no data moves.
-    pub long_dead_interval: Duration,
+    /// The shortest interval on a dead path, while no data moves; it grows with the silence.
+    pub min_dead_interval: Duration,
+    /// The longest interval on a dead path, while no data moves and other paths work.
+    pub max_dead_interval: Duration,
     /// Consecutive heartbeats that must be missing on a path without loss; more with loss.
     pub min_missed: u32,
     /// Arrivals after which a dead path is alive; more if it died repeatedly.
@@ -54,8 +56,8 @@ impl Default for LivenessConfig {
             min_dense_interval: Duration::from_millis(25),
             max_dense_interval: Self::MAX_DENSE_INTERVAL,
             idle_interval: Duration::from_secs(15),
-            recent_death_interval: Duration::from_millis(100),
-            long_dead_interval: Duration::from_secs(2),
+            min_dead_interval: Duration::from_millis(100),
+            max_dead_interval: Duration::from_secs(2),
             min_missed: 3,
             min_arrivals: 2,
             min_silence: Duration::ZERO,
@@ -81,8 +83,8 @@ impl LivenessConfig {
             min_dense_interval: Duration::from_millis(50),
             max_dense_interval: Duration::from_millis(200),
             idle_interval: Duration::from_secs(25),
-            recent_death_interval: Duration::from_millis(200),
-            long_dead_interval: Duration::from_secs(10),
+            min_dead_interval: Duration::from_millis(200),
+            max_dead_interval: Duration::from_secs(10),
             ..Self::default()
         }
     }
@@ -106,9 +108,13 @@ impl LivenessConfig {
 /// A heartbeat of the idle time may be early by half of its interval: then all paths with the same interval
 /// get together. Larger: they stay in groups; smaller: more heartbeats.
 const EARLY_IDLE_DIVISOR: u32 = 2;
-/// How long a dead path gets the shorter heartbeat interval. Shorter: an outage of this length ends later;
-/// longer: more packets on dead paths. Chosen.
-const RECENT_DEATH: Duration = Duration::from_secs(20);
+/// The longest interval while no path works: the server is gone, or all links are. Longer: the return is
+/// found later; shorter: more packets that nobody hears. As NAT bindings allow (RFC 4787 REQ-5), like the
+/// idle interval of metered links.
+const MAX_ALONE_INTERVAL: Duration = Duration::from_secs(25);
+/// Data that moves again after such a pause is a reason to ask anew. Longer: who comes back to a machine
+/// waits for longer; shorter: programs that send now and then keep the questions frequent. Chosen.
+const TRAFFIC_PAUSE: Duration = Duration::from_secs(10);
 /// A path that was alive for less than this before it died is flapping: it needs more arrivals to be alive
 /// again …
 const MIN_STEADY: Duration = Duration::from_secs(5);
@@ -206,6 +212,8 @@ pub struct Liveness {
     /// The silences of the last seconds in which heartbeats were dense.
     silences: RecentSilences,
     last_traffic: Option<Instant>,
+    /// At an end that hears nothing on any path: since when, or when it last had a reason to ask anew.
+    alone_since: Option<Instant>,
     /// Until when heartbeats are dense because data moves at the peer.
     peer_traffic_until: Option<Instant>,
     dense_since: Instant,
@@ -253,6 +261,7 @@ impl Liveness {
             was_heard: true,
             silences: RecentSilences::new(now),
             last_traffic: None,
+            alone_since: None,
             peer_traffic_until: None,
             dense_since: now,
             last_death: None,
@@ -322,7 +331,34 @@ impl Liveness {
     /// Data of the tunnel moved, in any direction, on any path of the connection.
     pub fn on_traffic(&mut self, now: Instant) {
         self.begin_dense(now);
+        let paused = self.last_traffic.is_none_or(|at| now.saturating_duration_since(at) >= TRAFFIC_PAUSE);
+        if paused {
+            self.probe_anew(now);
+        }
         self.last_traffic = Some(now);
+    }
+
+    /// Sets whether this end hears nothing on any path, so that it asks ever less often, also while data
+    /// moves.
+    pub fn set_alone(&mut self, now: Instant, alone: bool) {
+        if alone != self.alone_since.is_some() {
+            self.alone_since = alone.then_some(now);
+        }
+    }
+
+    /// Asks as often as at the beginning of the silence: something has changed.
+    pub fn probe_anew(&mut self, now: Instant) {
+        if let Some(at) = &mut self.alone_since {
+            (*at, self.last_heartbeat) = (now, None);
+        }
+    }
+
+    /// The interval of heartbeats on a dead path, whose `least` grows with the silence.
+    fn dead_interval(&self, now: Instant, least: Duration) -> Duration {
+        let most =
+            if self.alone_since.is_some() { MAX_ALONE_INTERVAL } else { self.config.max_dead_interval };
+        let since = self.alone_since.map_or(self.last_arrival, |at| at.max(self.last_arrival));
+        pause_after(now.saturating_duration_since(since), least, most)
     }
 
     /// Heartbeats become dense, if they are not.
@@ -486,19 +522,17 @@ impl Liveness {
     /// The interval on the only path while it is dead: longer with each heartbeat that is not acknowledged,
     /// as probe timeouts are (RFC 9002 §6.2.1), and never shorter than a round trip. An end that is only slow
     /// has to work off its backlog of heartbeats.
-    fn retry_interval(&self, now: Instant, awaited: AwaitedAck, dead_since: Instant) -> Duration {
-        let recent = now.saturating_duration_since(dead_since) < RECENT_DEATH;
-        let most = if !self.config.peer_finds_return && (recent || self.is_dense(now)) {
-            self.config.recent_death_interval
-        } else {
-            self.config.long_dead_interval
+    fn retry_interval(&self, now: Instant, awaited: AwaitedAck) -> Duration {
+        let most = match self.config.peer_finds_return {
+            true => self.config.max_dead_interval,
+            false => self.dead_interval(now, self.config.min_dead_interval),
         };
         self.intervals.dense.saturating_mul(1 << awaited.retries).min(most).max(self.rtt)
     }
 
     fn interval(&self, now: Instant) -> Duration {
-        if let (State::Dead { since, .. }, Some(awaited)) = (self.state, self.awaited_ack) {
-            return self.retry_interval(now, awaited, since);
+        if let (State::Dead { .. }, Some(awaited)) = (self.state, self.awaited_ack) {
+            return self.retry_interval(now, awaited);
         }
         match self.state {
             // The peer needs arrivals to revive the path, too.
@@ -508,13 +542,14 @@ impl Liveness {
             State::Alive { .. } if self.awaited_ack.is_some() && self.is_dense(now) => {
                 awaited_ack::ACKED_HEARTBEAT_INTERVAL
             }
+            State::Dead { .. } if self.alone_since.is_some() => {
+                let dense = self.is_dense(now).then_some(self.intervals.dense);
+                self.dead_interval(now, dense.unwrap_or(self.config.min_dead_interval))
+            }
             // On a dead path too: the other direction may work, and the peer must not miss heartbeats.
             _ if self.is_dense(now) => self.intervals.dense,
             State::Alive { .. } => self.config.idle_interval,
-            State::Dead { since, .. } if now.saturating_duration_since(since) < RECENT_DEATH => {
-                self.config.recent_death_interval
-            }
-            State::Dead { .. } => self.config.long_dead_interval,
+            State::Dead { .. } => self.dead_interval(now, self.config.min_dead_interval),
         }
     }
 

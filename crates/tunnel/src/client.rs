@@ -23,6 +23,7 @@ mod relays;
 mod reports;
 mod requests;
 mod session;
+mod silence;
 mod udp;
 
 use std::net::SocketAddr;
@@ -46,7 +47,7 @@ pub use addresses_in_use::AddressesInUse;
 use app_tcp::AppTcp;
 pub use config::{ClientConfig, TunnelMode};
 use connector::{Connector, DesiredState};
-pub use events::{Assignment, ClientError, ClientEvent, ClientReport, ClientState, UdpFlowEvent};
+pub use events::{Assignment, ClientError, ClientEvent, ClientReport, ClientState, Outage, UdpFlowEvent};
 pub(crate) use flow_table::FlowTable;
 pub use flows::{FlowReport, FlowTransport};
 use join::{Membership, SessionRole};
@@ -57,6 +58,7 @@ use reachability::RECONNECT_AFTER;
 use relays::EdgeRelays;
 use reports::Reports;
 use session::Session;
+use silence::Silence;
 
 /// The connection is closed if the server has not answered the request for a tunnel after this time. Chosen.
 /// Larger: a client waits longer at a server that hangs; smaller: fails over links with round trips of
@@ -80,6 +82,7 @@ pub struct Client {
     udp_in: PayloadInbox,
     reports: Reports,
     was_up: bool,
+    silence: Silence,
     echo_watch: Option<EchoWatch>,
 }
 
@@ -100,6 +103,7 @@ impl Client {
             udp_in: PayloadInbox::default(),
             reports: Reports::default(),
             was_up: false,
+            silence: Silence::new(now),
             echo_watch: None,
         }
     }
@@ -137,12 +141,15 @@ impl Client {
     ) {
         if answers_probe(link, &data) {
             if self.links.on_probe_answer(link, remote) {
+                self.silence.on_heard(now);
+                self.try_if_none_works(now, link);
                 self.open_paths(now);
             }
             return;
         }
         let handled = self.endpoint.handle(now, Some(LocalAddress::link(link)), remote, ecn, data);
         let Handled::Connection(id) = handled else { return };
+        self.silence.on_heard(now);
         if self.session.as_ref().is_some_and(|session| session.connection == id) {
             // Events of the session are handled once a batch, in `handle_batch`. After a batch it is not
             // known any more on which link a packet arrived.
@@ -346,6 +353,14 @@ impl Client {
         self.session.as_ref().is_some_and(|session| session.up && session.multipath.paths.any_works())
     }
 
+    /// The time since which nothing of the server arrives, while it is not reached.
+    fn outage(&self) -> Option<Outage> {
+        let wants = self.connector.desired == DesiredState::Connected;
+        let asks = self.silence.is_probing;
+        let next_try = if asks { self.links.next_probe() } else { self.connector.backoff.next_try };
+        (wants && !self.reaches_server()).then_some(Outage { since: self.silence.heard, next_try })
+    }
+
     /// The name of its class, if the client has several.
     pub(crate) fn class_name(&self) -> Option<&str> {
         self.config.class.as_ref().map(|class| class.name.as_str())
@@ -356,6 +371,7 @@ impl Client {
         const REASON: &str = "the configuration changed";
         self.apps.tcp.rules = config.flow_rules();
         self.config = config;
+        self.silence.probe_anew(now);
         self.connector.abandon(now, &mut self.endpoint, |_| true, REASON);
         if self.session.is_some() {
             self.close_session(now, REASON);
@@ -431,6 +447,14 @@ impl Client {
                 (a, b) => a.or(b),
             };
         };
+        if self.may_connect() && !self.reaches_server() {
+            let asks = self.silence.is_probing;
+            at_most(if asks {
+                self.links.next_probe()
+            } else {
+                Some(self.silence.long_at()).filter(|at| *at > now)
+            });
+        }
         at_most(self.apps.tcp.split_tcp.poll_timeout());
         at_most(self.apps.udp.flows.poll_timeout());
         at_most(self.connector.poll_timeout(now, &mut self.endpoint, &self.links, self.session.is_some()));
@@ -462,6 +486,7 @@ impl Client {
     fn on_timeout(&mut self, now: Instant) {
         self.apps.tcp.handle_timeout(now);
         self.expire_udp(now);
+        self.probe_if_silent(now);
         if self.may_connect()
             && self.connector.backoff.next_try.is_some_and(|at| now >= at)
             && self.session.is_none()
@@ -507,6 +532,7 @@ impl Client {
             DesiredState::Connected | DesiredState::Closed => ClientState::Connecting,
         };
         let mut report = self.reports.report(state);
+        report.outage = self.outage();
         report.per_flow = self.session.as_ref().is_some_and(|session| session.per_flow);
         report.stream_flows = self.apps.tcp.split_tcp.flow_count() + self.edge_relays.len();
         report.datagram_flows = self.apps.flow_table.flows(now).count();

@@ -1,9 +1,10 @@
 //! QUIC handshakes of a client, the back-off between them, and probes of links that have no connection.
 //!
 //! In: the time, and packets that may answer a probe. Out: probes to send, and when to try again. Always
-//! holds: the back-off never exceeds [`MAX_BACKOFF`]; a probe is sent at most every 250 ms, and every 15 s in
-//! the end.
+//! holds: the back-off never exceeds [`MAX_BACKOFF`]; a probe is sent at most every 250 ms, and ever less
+//! often ([`pause_after`]).
 
+use mpvpn_path::pause_after;
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{Duration, Instant, LinkId};
 
@@ -81,6 +82,25 @@ pub(crate) struct VersionProbe {
     pub(crate) answered: bool,
 }
 
+/// The shortest pause between probes of a link. Longer: a path is opened later; shorter: more packets into
+/// links that lead nowhere.
+const MIN_PROBE_PAUSE: Duration = Duration::from_millis(250);
+/// The longest one: 0.4 kbit/s. Longer: a link that works again is used later; shorter: what a link that
+/// leads nowhere costs. Chosen.
+const MAX_PROBE_PAUSE: Duration = Duration::from_secs(25);
+/// The same on a metered link: 0.08 kbit/s.
+const MAX_METERED_PROBE_PAUSE: Duration = Duration::from_secs(120);
+
+/// The silence from which on pauses are the longest. Longer: a link that leads nowhere costs more; shorter:
+/// what comes back within this time is found late. Chosen.
+const LONG_SILENCE: Duration = Duration::from_secs(60);
+
+/// The pause between probes of a link on which nothing was heard for this time.
+pub(crate) fn probe_pause(silence: Duration, metered: bool) -> Duration {
+    let most = if metered { MAX_METERED_PROBE_PAUSE } else { MAX_PROBE_PAUSE };
+    if silence >= LONG_SILENCE { most } else { pause_after(silence, MIN_PROBE_PAUSE, most) }
+}
+
 /// Bytes of a probe: a server need not answer less than 1200 (RFC 9000 §14.1).
 const PROBE_LEN: usize = 1200;
 /// Destination connection ID of probes; its value has no meaning.
@@ -98,6 +118,11 @@ impl VersionProbe {
         *self = Self::new(now);
     }
 
+    /// Asks again from `now` on, as nothing has been heard `since`.
+    pub(crate) fn ask_again(&mut self, now: Instant, since: Instant) {
+        *self = Self { since, next: now, answered: false };
+    }
+
     /// The time since [`Self::new`] or [`Self::restart`].
     pub(crate) fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
@@ -112,18 +137,11 @@ impl VersionProbe {
     }
 
     /// Writes the next probe to `buf` if it is due.
-    pub(crate) fn poll(&mut self, now: Instant, link: LinkId, buf: &mut Vec<u8>) -> bool {
+    pub(crate) fn poll(&mut self, now: Instant, (link, metered): (LinkId, bool), buf: &mut Vec<u8>) -> bool {
         if self.answered || now < self.next {
             return false;
         }
-        let age = now.saturating_duration_since(self.since);
-        let pause = match age.as_secs() {
-            0 => Duration::from_millis(250),
-            1..60 => Duration::from_secs(1),
-            60..600 => Duration::from_secs(5),
-            _ => Duration::from_secs(15),
-        };
-        self.next = now + pause;
+        self.next = now + probe_pause(self.age(now), metered);
         buf.push(0xc0);
         buf.extend_from_slice(&PROBE_VERSION);
         buf.push(8);
@@ -155,7 +173,7 @@ mod tests {
     fn an_answer_is_recognised_by_its_connection_id() {
         let now = Instant::now();
         let mut sent = Vec::new();
-        assert!(VersionProbe::new(now).poll(now, LinkId(3), &mut sent));
+        assert!(VersionProbe::new(now).poll(now, (LinkId(3), false), &mut sent));
         assert_eq!(sent.len(), 1200, "smaller packets need not be answered (RFC 9000 §14.1)");
         let mut answer = vec![0xff, 0, 0, 0, 0, 8];
         answer.extend_from_slice(&sent[15..23]);
@@ -173,11 +191,14 @@ mod tests {
     fn probes_become_rarer_and_end_with_the_answer() {
         let start = Instant::now();
         let mut probe = VersionProbe::new(start);
-        let mut count = 0;
-        for ms in 0..60_000u64 {
-            count += u32::from(probe.poll(start + Duration::from_millis(ms), LinkId(0), &mut Vec::new()));
-        }
-        assert!((55..=70).contains(&count), "{count} in a minute");
+        let mut count = |seconds: std::ops::Range<u64>| {
+            let mut sends =
+                |ms| probe.poll(start + Duration::from_millis(ms), (LinkId(0), false), &mut Vec::new());
+            (seconds.start * 1000..seconds.end * 1000).filter(|ms| sends(*ms)).count()
+        };
+        let (minute, hour) = (count(0..60), count(60..3600));
+        assert!((50..=70).contains(&minute), "{minute} in a minute");
+        assert!((140..=143).contains(&hour), "{hour} in the rest of an hour");
         probe.mark_answered();
         assert_eq!(probe.next(), None);
     }

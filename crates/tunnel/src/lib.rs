@@ -50,7 +50,7 @@ pub use class::{ClassProfile, UserLimits};
 pub use class_connections::{ClassConnections, ClassSetup};
 pub use client::{
     AddressesInUse, Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
-    FlowReport, FlowTransport, TunnelMode, UdpFlowEvent,
+    FlowReport, FlowTransport, Outage, TunnelMode, UdpFlowEvent,
 };
 pub use echo_watch::{EchoLinks, EchoWatch};
 pub use events::{

@@ -314,6 +314,11 @@ impl MultipathConnection {
         self.make_heartbeats_dense(now);
     }
 
+    /// At a client that hears nothing on any path: asks as often as at the beginning of the silence.
+    pub(crate) fn probe_anew(&mut self, now: Instant) {
+        self.paths.values_mut().for_each(|path| path.liveness.probe_anew(now));
+    }
+
     /// This process got no processor until `until`, so silence before that is no evidence against a path.
     /// Repeated calls with the same time have no effect.
     pub(crate) fn on_local_stall(&mut self, until: Instant) {

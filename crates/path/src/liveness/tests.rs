@@ -1,6 +1,7 @@
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Two ends of a path with 12 ms each way, driven in steps of 1 ms.
 struct Pair {
@@ -37,11 +38,16 @@ impl Pair {
 
     /// Packets arrive again, and both ends find that out within 300 ms.
     fn must_be_back_soon(&mut self) {
+        self.must_be_back_within(300 * MS);
+    }
+
+    /// The same within `limit`.
+    fn must_be_back_within(&mut self, limit: Duration) {
         let restored = self.now;
         self.open = [true; 2];
-        self.run(Duration::from_secs(1), true);
+        self.run(limit + Duration::from_secs(1), true);
         let back = self.changes.iter().map(|(at, ..)| *at - restored).max();
-        assert!(self.changes.len() == 2 && back.is_some_and(|back| back <= 300 * MS), "{:?}", self.changes);
+        assert!(self.changes.len() == 2 && back.is_some_and(|back| back <= limit), "{:?}", self.changes);
     }
 
     /// The end `from` sends a packet.
@@ -194,7 +200,7 @@ fn the_only_path_is_dead_soon_after_data_that_is_not_answered_and_back_within_30
 }
 
 #[test]
-fn a_server_asks_ever_less_often_on_the_only_path_while_it_is_dead_and_a_client_goes_on() {
+fn both_ends_ask_ever_less_often_on_the_only_path_while_it_is_dead() {
     let mut pair = Pair::only();
     pair.ends[1].set_config(pair.now, LivenessConfig::default().of_server());
     pair.run(Duration::from_secs(3), true);
@@ -203,10 +209,11 @@ fn a_server_asks_ever_less_often_on_the_only_path_while_it_is_dead_and_a_client_
     pair.beats = [0; 2];
     pair.run(Duration::from_secs(10), true);
     let [client, server] = pair.beats;
-    assert!((95..=105).contains(&client), "{client} heartbeats of the client in 10 s");
+    // With pauses of a sixteenth of a silence that grows from 2 to 12 s: 16 · ln(12 / 2).
+    assert!((20..=30).contains(&client), "{client} heartbeats of the client in 10 s");
     assert!((4..=7).contains(&server), "{server} of the server");
     pair.changes.clear();
-    pair.must_be_back_soon();
+    pair.must_be_back_within(12 * SECOND / 16 + 300 * MS);
 }
 
 #[test]
@@ -488,4 +495,30 @@ fn a_path_that_is_often_silent_for_a_while_is_reported_later() {
         (1..500).map(|ms| ms * MS).find(|silence| !end.is_heard(now + *silence))
     };
     assert_eq!([5, 24, 35, 45].map(limit), [51, 51, 60, 70].map(|ms| Some(ms * MS)));
+}
+
+#[test]
+fn an_end_that_hears_nothing_on_any_path_asks_rarely_until_it_has_a_reason() {
+    let mut now = Instant::now();
+    let mut end = Liveness::new(LivenessConfig::default(), now);
+    let mut beats = |end: &mut Liveness, seconds: u64, busy: bool| {
+        let mut count = 0;
+        for _ in 0..seconds * 100 {
+            now += 10 * MS;
+            if busy {
+                end.on_traffic(now);
+            }
+            count += u32::from(end.poll(now).send_heartbeat);
+            end.set_alone(now, !end.is_alive());
+        }
+        count
+    };
+    beats(&mut end, 60, true);
+    let minute = beats(&mut end, 60, true);
+    // 16 · ln(120 / 60).
+    assert!(minute <= 13, "{minute} heartbeats in the second minute, though data is to be sent");
+    assert!(beats(&mut end, 60, false) <= 9);
+    let again = beats(&mut end, 2, true);
+    assert!(again >= 10, "{again} heartbeats after a pause of the traffic");
+    assert!(beats(&mut end, 60, false) <= 60);
 }

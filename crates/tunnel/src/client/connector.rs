@@ -83,7 +83,7 @@ impl Connector {
     }
 
     /// Begins a handshake over a link with the server at `remote`, unless the link has one that may still be
-    /// answered.
+    /// answered. Returns whether one has begun.
     pub(super) fn connect(
         &mut self,
         now: Instant,
@@ -91,10 +91,10 @@ impl Connector {
         config: &ClientConfig,
         links: &Links,
         (id, remote): (LinkId, SocketAddr),
-    ) {
+    ) -> bool {
         let own = self.handshakes.iter().filter(|handshake| handshake.link == id);
         if own.clone().any(|handshake| now < next_handshake_at(handshake, links)) {
-            return;
+            return false;
         }
         // Closes the second: the first has waited longest, the last is the newest.
         let superfluous = own.clone().nth(1).filter(|_| own.count() >= MAX_HANDSHAKES_PER_LINK);
@@ -102,10 +102,12 @@ impl Connector {
             self.take(connection);
             self.close(now, endpoint, connection, "tried anew");
         }
-        match endpoint.connect(now, &config.setup, LocalAddress::link(id), remote, &config.server_name) {
+        let connected =
+            endpoint.connect(now, &config.setup, LocalAddress::link(id), remote, &config.server_name);
+        match &connected {
             Ok(connection) => {
                 self.handshakes.push(Handshake {
-                    connection,
+                    connection: *connection,
                     link: id,
                     started_at: now,
                     last_received: None,
@@ -118,6 +120,7 @@ impl Connector {
                 tracing::warn!(class, %error, link = id.0, "cannot connect");
             }
         }
+        connected.is_ok()
     }
 
     /// Schedules the next try if no handshake is left and no connection is `in_use`.

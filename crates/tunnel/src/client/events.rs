@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use mpvpn_masque::{capsule::IpRange, connect::ProxyError, connect_ip::RefusalDetail};
 use mpvpn_quic::HandshakeCounters;
-use mpvpn_types::{CongestionControl, Duration};
+use mpvpn_types::{CongestionControl, Duration, Instant};
 
 use crate::{PathReport, RelayId, ResequencingCounters, TrafficCounters, TrafficRates, UdpId};
 
@@ -125,6 +125,15 @@ pub enum ClientState {
     Up,
 }
 
+/// A time in which a client does not reach its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// When something of the server last arrived; if nothing ever has, when the client was made.
+    pub since: Instant,
+    /// When the client tries again; `None` while it tries.
+    pub next_try: Option<Instant>,
+}
+
 /// Status of a client.
 #[derive(Clone, Debug)]
 pub struct ClientReport {
@@ -132,6 +141,8 @@ pub struct ClientReport {
     pub state: ClientState,
     /// Why the tunnel is not up; empty if it is, or if no reason is known.
     pub reason: String,
+    /// `None` if the server is reached, or not wanted.
+    pub outage: Option<Outage>,
     /// The last assignment.
     pub assignment: Option<Assignment>,
     /// How often the session was resumed.

@@ -35,6 +35,8 @@ struct Link {
     /// When to open the path anew, and the path that is being validated.
     retry_open_at: Option<Instant>,
     path: Option<PathId>,
+    /// When the last handshake over it began.
+    handshake_at: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +55,7 @@ impl Links {
             probe: VersionProbe::new(now),
             retry_open_at: None,
             path: None,
+            handshake_at: None,
         });
         link.up = true;
         link.probe.restart(now);
@@ -174,7 +177,8 @@ impl Links {
         for id in self.without_path(multipath).collect::<Vec<_>>() {
             let Some(link) = self.links.get_mut(&id) else { continue };
             let mut probe = Vec::new();
-            if link.probe.poll(now, id, &mut probe) {
+            let metered = self.policies.get(&id).is_some_and(|policy| policy.metered);
+            if link.probe.poll(now, (id, metered), &mut probe) {
                 self.probes.push_back((id, probe));
             }
             if !link.probe.answered || link.retry_open_at.is_some_and(|at| now < at) {
@@ -194,6 +198,40 @@ impl Links {
                 }
             }
         }
+    }
+
+    /// Nothing has been heard on any link `since`: links are asked again.
+    pub(super) fn probe_all_again(&mut self, now: Instant, since: Instant) {
+        let over_udp = self.links.iter_mut().filter(|(id, _)| !id.is_tcp());
+        over_udp.for_each(|(_, link)| link.probe.ask_again(now, since));
+    }
+
+    /// Asks over links, whether or not they have a path.
+    pub(super) fn probe(&mut self, now: Instant) {
+        for id in self.probed().collect::<Vec<_>>() {
+            let metered = self.policy(id).metered;
+            let Some(link) = self.links.get_mut(&id) else { continue };
+            let mut probe = Vec::new();
+            if link.probe.poll(now, (id, metered), &mut probe) {
+                self.probes.push_back((id, probe));
+            }
+        }
+    }
+
+    /// When to call [`Self::probe`].
+    pub(super) fn next_probe(&self) -> Option<Instant> {
+        self.probed().filter_map(|id| self.links.get(&id)?.probe.next()).min()
+    }
+
+    /// The links that are asked: one path of each that may have one.
+    fn probed(&self) -> impl Iterator<Item = LinkId> + '_ {
+        let first = self.links.keys().copied().filter(|id| id.path_index() == 0 && !id.is_tcp());
+        first.filter(|id| self.may_have_path(*id).is_some())
+    }
+
+    /// When the last handshake over a link began.
+    pub(super) fn handshake_at(&mut self, id: LinkId) -> Option<&mut Option<Instant>> {
+        Some(&mut self.links.get_mut(&id)?.handshake_at)
     }
 
     /// Links that may have a path, and have none.

@@ -135,6 +135,12 @@ impl Client {
     }
 
     fn take_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8], urgent: bool) {
+        if self.silence.on_wanted(now) && self.silence.is_probing {
+            self.probe_anew(now);
+            if self.session.is_none() {
+                self.connector.backoff.reset(now);
+            }
+        }
         let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
         let Ok(view) = ip::parse(packet) else { return };
         let gateway = session.gateway();

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use mpvpn_masque::capsule::LinkPolicy;
 use mpvpn_path::TransportHealth;
 use mpvpn_quic::{ConnectionHandle, Event as QuicEvent, HandshakeResult, LostReason};
-use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, target::LIVENESS};
 
 use super::{
     Client, ClientError,
@@ -40,6 +40,7 @@ impl Client {
         if let Some(session) = &mut self.session {
             session.multipath.on_link_carrier(now, id, true);
         }
+        self.probe_anew(now);
         self.try_if_none_works(now, id);
         if id.is_tcp() {
             self.open_paths(now);
@@ -124,7 +125,33 @@ impl Client {
         self.connector.desired == DesiredState::Connected && self.membership.may_connect()
     }
 
-    fn try_if_none_works(&mut self, now: Instant, id: LinkId) {
+    /// The network or the wishes of the user have changed: the server is asked for as at the begin of a
+    /// silence.
+    pub(super) fn probe_anew(&mut self, now: Instant) {
+        self.silence.probe_anew(now);
+        if let Some(session) = &mut self.session {
+            session.multipath.probe_anew(now);
+        }
+    }
+
+    /// Asks over all links with single packets, once nothing has been heard for long.
+    pub(super) fn probe_if_silent(&mut self, now: Instant) {
+        if !self.may_connect() || self.reaches_server() || !self.silence.is_long(now) {
+            return;
+        }
+        if !std::mem::replace(&mut self.silence.is_probing, true) {
+            let since = self.silence.since();
+            tracing::debug!(
+                target: LIVENESS,
+                silence = ?now.saturating_duration_since(since),
+                "nothing of the server arrives: links are asked ever less often"
+            );
+            self.links.probe_all_again(now, since);
+        }
+        self.links.probe(now);
+    }
+
+    pub(super) fn try_if_none_works(&mut self, now: Instant, id: LinkId) {
         if self.session.as_ref().is_none_or(|session| !session.multipath.paths.any_works()) {
             self.try_link(now, id);
         }
@@ -141,7 +168,17 @@ impl Client {
         if id.is_tcp() && self.session.is_some() && self.links.age(now, id) < RECONNECT_AFTER {
             return;
         }
-        self.connector.connect(now, &mut self.endpoint, &self.config, &self.links, (id, remote));
+        let metered = self.links.policy(id).metered;
+        let answers = id.is_tcp() || !self.silence.is_probing || self.links.has_answered(id);
+        let silence = self.silence;
+        let last = self.links.handshake_at(id).and_then(|at| *at);
+        if !answers && now < silence.next_handshake(now, last, metered) {
+            return;
+        }
+        let begun = self.connector.connect(now, &mut self.endpoint, &self.config, &self.links, (id, remote));
+        if begun && let Some(last) = self.links.handshake_at(id) {
+            *last = Some(now);
+        }
     }
 
     pub(super) fn try_all_links(&mut self, now: Instant) {

@@ -79,6 +79,7 @@ impl Reports {
         ClientReport {
             state,
             reason: self.down_reason.clone(),
+            outage: None,
             assignment: self.assignment.clone(),
             resumed: self.resumed,
             counters: self.closed_counters,

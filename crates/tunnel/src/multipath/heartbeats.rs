@@ -15,7 +15,7 @@ mod report;
 
 use bytes::Bytes;
 use mpvpn_masque::datagram::{self, DatagramPrefix};
-use mpvpn_path::{LivenessConfig, PathState};
+use mpvpn_path::{LivenessConfig, PathState, pause_after};
 use mpvpn_types::{Duration, Instant, PathId, target::LIVENESS};
 
 use super::{Role, path::PathEntry, path_table::PathTable, peer_view::Reporting};
@@ -40,9 +40,11 @@ const PEER_ACTIVE_FOR: Duration = LivenessConfig::DENSE_DURATION.saturating_sub(
 /// data is sent on paths that do not deliver for longer.
 const MIN_REPORT_TIMEOUT: Duration = heartbeats(4);
 const MAX_REPORT_TIMEOUT: Duration = heartbeats(10);
-/// While reports of the peer are missing, this end sends reports on all paths at this interval: one
+/// While reports of the peer are missing, this end sends reports on all paths, at first at this interval: one
 /// heartbeat. Smaller: more packets. Larger: the peer is found again later.
 const ALL_PATHS_INTERVAL: Duration = heartbeats(1);
+/// The longest interval of reports on all paths: that of heartbeats where no path works.
+const MAX_ALL_PATHS_INTERVAL: Duration = Duration::from_secs(25);
 /// While no data moves, a path that is down is probed at this interval for [`EARLY_PROBE_PERIOD`], since most
 /// outages are short. Smaller: more packets while idle. Larger: its return is found later. Value: chosen.
 const EARLY_PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -336,12 +338,14 @@ impl Heartbeats {
         let mut out = HeartbeatActions::default();
         out.heartbeats.extend(due.iter().map(|id| self.heartbeat(now, paths, traffic, *id, false)));
         let dense = is_dense(now, paths);
-        let unanswered = self.unanswered_since(now, paths).is_some();
+        let unanswered = self.unanswered_since(now, paths);
         let Some(reports) = &mut self.reports else { return out };
         reports.dense_since = if dense { reports.dense_since.or(Some(now)) } else { None };
         let announce = std::mem::take(&mut reports.announce);
         let (to_all_paths, rejudge) = reports.update_all_paths_mode(now, unanswered);
         out.rejudge = rejudge;
+        // On dead paths there are heartbeats anyway.
+        let to_all_paths = to_all_paths && paths.values().any(|path| path.liveness.is_alive());
         let requested =
             paths.iter_mut().filter_map(|(id, path)| path.peer.take_heartbeat_request().then_some(id));
         out.heartbeats.extend(requested.map(Heartbeat::Ping));
@@ -422,10 +426,8 @@ impl Heartbeats {
         }
         let overdue = self.report_overdue_at(now, paths);
         let to_all_paths = overdue.map(|at| {
-            reports
-                .all_paths_sent_at
-                .map_or(at, |all_paths_sent_at| all_paths_sent_at + ALL_PATHS_INTERVAL)
-                .max(at)
+            let pause = all_paths_pause(now, at);
+            reports.all_paths_sent_at.map_or(at, |all_paths_sent_at| all_paths_sent_at + pause).max(at)
         });
         let probe = reports.probe.map(|probe| probe.next);
         to_all_paths.into_iter().chain(probe).min()
@@ -435,9 +437,9 @@ impl Heartbeats {
 impl ReportState {
     /// Enters or leaves the mode in which reports are sent on all paths, because reports of the peer are
     /// missing. Returns whether to send them now, and whether paths have to be judged again.
-    fn update_all_paths_mode(&mut self, now: Instant, unanswered: bool) -> (bool, bool) {
-        match self.all_paths_sent_at {
-            None if unanswered => {
+    fn update_all_paths_mode(&mut self, now: Instant, unanswered: Option<Instant>) -> (bool, bool) {
+        match (self.all_paths_sent_at, unanswered) {
+            (None, Some(_)) => {
                 // All paths must be trusted first, which happens before the next packet is sent.
                 tracing::debug!(
                     target: LIVENESS,
@@ -446,18 +448,25 @@ impl ReportState {
                 self.all_paths_sent_at = now.checked_sub(ALL_PATHS_INTERVAL);
                 (false, true)
             }
-            Some(_) if !unanswered => {
+            (Some(_), None) => {
                 tracing::debug!(target: LIVENESS, "reports of the peer arrive again");
                 self.all_paths_sent_at = None;
                 (false, true)
             }
-            Some(all_paths_sent_at) if now >= all_paths_sent_at + ALL_PATHS_INTERVAL => {
+            (Some(all_paths_sent_at), Some(since))
+                if now >= all_paths_sent_at + all_paths_pause(now, since) =>
+            {
                 self.all_paths_sent_at = Some(now);
                 (true, false)
             }
             _ => (false, false),
         }
     }
+}
+
+/// The interval of reports on all paths when reports of the peer have been missing `since`.
+fn all_paths_pause(now: Instant, since: Instant) -> Duration {
+    pause_after(now.saturating_duration_since(since), ALL_PATHS_INTERVAL, MAX_ALL_PATHS_INTERVAL)
 }
 
 /// Whether heartbeats are dense.

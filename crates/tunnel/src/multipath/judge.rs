@@ -40,6 +40,10 @@ impl MultipathConnection {
         }
         self.choose_placements(now, connection, measuring);
         let views = self.judge_paths(now, connection, measuring);
+        if self.role == Role::Client {
+            let alone = !self.paths.any_works();
+            self.paths.values_mut().for_each(|path| path.liveness.set_alone(now, alone));
+        }
         self.form_groups(connection);
         self.update_scheduler(now, connection, measuring);
         if measuring {

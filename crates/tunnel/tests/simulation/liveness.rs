@@ -3,7 +3,7 @@
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_tunnel::LinkPolicy;
+use mpvpn_tunnel::{ClientState, LinkPolicy};
 use mpvpn_types::{Duration, LinkId};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -139,6 +139,90 @@ fn an_idle_client_notices_with_its_next_heartbeat_that_nothing_answers() {
         world.run(6 * SECOND);
         assert_eq!(active(&mut world, client), [links; 2]);
     }
+}
+
+/// A client with two links, the second of them metered, whose server is gone after some traffic, or was never
+/// there.
+fn without_server(was_there: bool) -> (World, usize) {
+    let metered = LinkPolicy { metered: true, ..LinkPolicy::default() };
+    if was_there {
+        let (mut world, client) = with_links(2);
+        let now = world.now;
+        world.machines[client].client.set_link(now, LinkId(1), metered);
+        world.send_both_ways(client, 5 * SECOND);
+        (0..2).for_each(|link| lose(&mut world, client, link, 1.0, 1.0));
+        return (world, client);
+    }
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(50, ONE_WAY); 2]);
+    let now = world.now;
+    world.machines[client].client.set_link(now, LinkId(1), metered);
+    (0..2).for_each(|link| lose(&mut world, client, link, 1.0, 1.0));
+    (world, client)
+}
+
+/// The rates at which the links send (kbit/s), on average over `time`, while an app sends so many packets a
+/// second.
+fn rates(world: &mut World, client: usize, time: Duration, packets: u32) -> [f64; 2] {
+    let sent = |world: &World| [0, 1].map(|link| world.machines[client].links[&LinkId(link)].up.offered);
+    let before = sent(world);
+    match packets {
+        0 => world.run(time),
+        _ => {
+            for _ in 0..(time.as_secs_f64() * f64::from(packets)) as u32 {
+                let packet = world.packet_to_target(client, &[1; 56]);
+                world.client_sends(client, packet);
+                world.run(SECOND / packets);
+            }
+        }
+    }
+    let after = sent(world);
+    [0, 1].map(|link| (after[link] - before[link]) as f64 * 8e-3 / time.as_secs_f64())
+}
+
+#[test]
+fn a_client_whose_server_does_not_answer_sends_ever_less() {
+    for was_there in [true, false] {
+        // Without addresses no app has packets for the tunnel.
+        let loads: &[u32] = if was_there { &[0, 1, 100] } else { &[0] };
+        for packets in loads.iter().copied() {
+            let (mut world, client) = without_server(was_there);
+            let minute = rates(&mut world, client, 60 * SECOND, packets);
+            let later = rates(&mut world, client, 1800 * SECOND, packets);
+            println!("was there: {was_there}, {packets} packets/s: {minute:.2?}, then {later:.2?} kbit/s");
+            let case =
+                format!("there: {was_there}, {packets} packets a second: {minute:?}, {later:?} kbit/s");
+            assert!(minute.iter().all(|rate| *rate <= 30.0), "{case}");
+            assert!(later[0] <= 1.0 && later[1] <= 0.2, "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_back_is_found_soon_and_at_once_where_something_is_wanted() {
+    for was_there in [true, false] {
+        for (away, limit) in [(5, 2), (30, 5), (55, 5), (300, 30), (3000, 30)] {
+            let (mut world, client) = without_server(was_there);
+            world.run(away * SECOND);
+            world.restart_server();
+            (0..2).for_each(|link| lose(&mut world, client, link, 0.0, 0.0));
+            world.run(limit * SECOND);
+            assert!(works(&mut world, client), "there before: {was_there}, {limit} s after {away} s");
+        }
+    }
+    let (mut world, client) = without_server(true);
+    world.run(300 * SECOND);
+    (0..2).for_each(|link| lose(&mut world, client, link, 0.0, 0.0));
+    let packet = world.packet_to_target(client, &[1; 56]);
+    world.client_sends(client, packet);
+    world.run(SECOND);
+    assert!(works(&mut world, client), "an app sends");
+}
+
+fn works(world: &mut World, client: usize) -> bool {
+    let now = world.now;
+    let report = world.machines[client].client.report(now);
+    report.state == ClientState::Up && report.outage.is_none()
 }
 
 #[test]

@@ -8,6 +8,8 @@ use mpvpn_tunnel::{ClientState, UserLimits};
 use mpvpn_types::{Duration, LinkId};
 
 const LINK: [(u64, Duration); 1] = [(100, Duration::from_millis(10))];
+/// A server that was not heard for longer than a minute is found within this time.
+const FOUND_AFTER: Duration = Duration::from_secs(30);
 
 /// A home at the first shard and a member at the second, both up.
 fn initial_and_joined() -> (World, usize, usize) {
@@ -107,7 +109,7 @@ fn a_joined_connection_that_dies_affects_no_other_and_comes_back() {
     assert_eq!(connections(&mut world), [1, 0]);
     assert_eq!(received(&mut world, &[initial, joined], initial), [40, 0]);
     silence(&mut world, joined, 0.0);
-    world.run(Duration::from_secs(6));
+    world.run(FOUND_AFTER);
     assert_eq!(state(&mut world, joined), ClientState::Up);
     assert_eq!(connections(&mut world), [1, 1]);
     assert_eq!(world.machines[initial].down_count, 0);
@@ -124,7 +126,7 @@ fn the_session_outlives_its_initial_connection_and_resumes_it() {
     assert_eq!(connections(&mut world), [0, 1]);
     assert_eq!(received(&mut world, &[initial, joined], joined), [0, 40]);
     silence(&mut world, initial, 0.0);
-    world.run(Duration::from_secs(6));
+    world.run(FOUND_AFTER);
     assert_eq!(state(&mut world, initial), ClientState::Up);
     assert_eq!(world.address(initial, true), before);
     assert_eq!((connections(&mut world), world.servers[0].sessions()), (vec![1, 1], 1));

@@ -23,6 +23,8 @@ pub struct Wire {
     pub passed: u64,
     /// Bytes of IP packets that passed.
     pub carried: u64,
+    /// Bytes of IP packets that were sent over UDP, also those that did not pass.
+    pub offered: u64,
     /// How many datagrams were sent with each mark (DSCP).
     pub marks: BTreeMap<u8, u64>,
     /// A pipe that loses all packets.
@@ -50,6 +52,7 @@ impl Wire {
             loss: params.loss,
             passed: 0,
             carried: 0,
+            offered: 0,
             marks: BTreeMap::new(),
             silent: None,
             loss_behind_link: None,
@@ -91,6 +94,7 @@ impl Wire {
             }
             return;
         }
+        self.offered += data.len() as u64 + u64::from(headers);
         if self.silent == Some(pipe) || self.blocks_udp {
             return;
         }
