@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use mpvpn_client::hold::{self, Blocked};
 
-use crate::failure::Failure;
+use crate::{commands::events::local_time_of_day, failure::Failure};
 
 /// The options that select a running process.
 #[derive(Args, Debug)]
@@ -29,8 +30,38 @@ impl ProcessSelector {
     pub(crate) fn socket(&self) -> Result<PathBuf, Failure> {
         match &self.api_socket {
             Some(path) => Ok(path.clone()),
-            None => select(mpvpn_api::list_sockets(), self.name.as_deref()),
+            None => select(mpvpn_api::list_sockets(), self.name.as_deref()).map_err(|failure| {
+                // Records that cannot be read say nothing.
+                let blocked = hold::blocked().unwrap_or_default();
+                let is_meant =
+                    |blocked: &&Blocked| self.name.as_ref().is_none_or(|name| *name == blocked.name);
+                match blocked.iter().find(is_meant) {
+                    Some(blocked) if !failure.is_usage() => blocked_by(blocked),
+                    _ => failure,
+                }
+            }),
         }
+    }
+}
+
+/// No process answers, and this block is in force.
+fn blocked_by(blocked: &Blocked) -> Failure {
+    let Blocked { name, is_hold, since } = blocked;
+    let since = since.map_or_else(String::new, |at| format!(" at {}", local_time_of_day(at)));
+    match is_hold {
+        true => Failure::runtime(
+            format!(
+                "blocked: {name} does not run, and its kill switch is held{}",
+                since.replace(" at ", " since ")
+            ),
+            "start its service; or `sudo mpvpn kill-switch release` lets packets pass",
+        ),
+        false => Failure::runtime(
+            format!(
+                "blocked by the kill switch of {name}, a client that ended without lifting it; last changed{since}"
+            ),
+            "start it again; or `sudo mpvpn reset` opens",
+        ),
     }
 }
 

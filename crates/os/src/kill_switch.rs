@@ -16,7 +16,10 @@ mod monitor;
 mod record;
 mod table;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use ipnet::IpNet;
 pub use monitor::TableMonitor;
@@ -28,7 +31,7 @@ use crate::{
     firewall,
     netlink::Netlink,
     tunnel_net::is_private,
-    undo::{file_name, namespace_folder},
+    undo::{failed, file_name, namespace_folder},
 };
 
 /// The end of the names of records that are holds. Names of instances have no dot there.
@@ -136,20 +139,58 @@ pub fn hold(base: &Path, names: &[String]) -> Result<(), OsError> {
     install(&records)
 }
 
-/// Ends the holds of all instances; the blocks of those that run stay. Returns the names of the instances.
+/// Ends the holds of all instances, and the blocks of those that do not run; the blocks of those that run
+/// stay. Returns the names of the instances.
 ///
 /// # Errors
 /// If nft refuses, or a file cannot be removed.
 pub fn release(base: &Path) -> Result<Vec<String>, OsError> {
     let folder = folder(base)?;
-    if !folder.exists() {
+    if !exists(&folder)? {
         return Ok(Vec::new());
     }
     let records = record::Records::lock(&folder)?;
-    let held = holds(&records);
-    held.iter().try_for_each(|name| records.remove(name))?;
+    let ended = records.all().into_iter().filter(|(_, record)| !record.is_in_use());
+    let ended: Vec<String> = ended.map(|(name, _)| name).collect();
+    ended.iter().try_for_each(|name| records.remove(name))?;
     install(&records)?;
-    Ok(held.iter().map(|name| instance(name)).collect())
+    let mut instances: Vec<String> = ended.iter().map(|name| instance(name)).collect();
+    instances.dedup();
+    Ok(instances)
+}
+
+/// The block of an instance that does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// The instance.
+    pub name: String,
+    /// Whether it is a [`hold`]; otherwise its process has ended without lifting it.
+    pub is_hold: bool,
+    /// Since when the exceptions are in force that the block has now.
+    pub since: Option<SystemTime>,
+}
+
+/// The blocks of instances that do not run.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn blocked(base: &Path) -> Result<Vec<Blocked>, OsError> {
+    let folder = folder(base)?;
+    if !exists(&folder)? {
+        return Ok(Vec::new());
+    }
+    let records = record::Records::look_at(&folder);
+    let ended = records.all().into_iter().filter(|(_, record)| !record.is_in_use());
+    let blocked = ended.map(|(name, record)| Blocked {
+        since: records.changed(&name),
+        is_hold: record.exceptions.is_hold,
+        name: instance(&name),
+    });
+    Ok(blocked.collect())
+}
+
+fn exists(folder: &Path) -> Result<bool, OsError> {
+    folder.try_exists().map_err(|error| failed("read", folder, error))
 }
 
 fn holds(records: &record::Records) -> Vec<String> {
@@ -212,7 +253,7 @@ pub fn reset(base: &Path) -> Result<Vec<String>, OsError> {
     let records = record::Records::lock(&folder(base)?)?;
     let mut removed = Vec::new();
     for (name, record) in records.all() {
-        if !record.is_of_living_process() {
+        if !record.is_in_use() {
             records.remove(&name)?;
             removed.push(instance(&name));
         }

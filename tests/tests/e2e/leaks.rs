@@ -218,9 +218,15 @@ fn without_the_lan_and_with_a_refused_token_everything_is_blocked() {
     assert!(client.log().contains("the kill switch stays in force"), "{}", client.log());
     let found = capture.destinations();
     assert!(found.is_empty(), "{found:?}");
-    let output = testbed.mpvpn(Host::Client, &["reset"]);
-    assert!(output.status.success(), "{output:?}");
-    assert_open(&mut capture, "after mpvpn reset");
+    // The kill switch is visible while no client runs.
+    let output = testbed.mpvpn(Host::Client, &["status", "--name", "mpvpn0"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let is_said = said.contains("blocked by the kill switch of mpvpn0") && said.contains("sudo mpvpn reset");
+    assert!(output.status.code() == Some(1) && is_said, "{output:?}");
+    let output = testbed.mpvpn(Host::Client, &["kill-switch", "release"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said == "mpvpn0: blocks no more\n", "{output:?}");
+    assert_open(&mut capture, "after mpvpn kill-switch release");
 }
 
 #[test]

@@ -119,6 +119,11 @@ pub(crate) fn format_local_time(at: &str) -> String {
     parsed.and_then(|at| to_local(at).format(MILLISECOND).ok()).unwrap_or_else(|| at.to_owned())
 }
 
+/// A time as local time of day, to the second.
+pub(crate) fn local_time_of_day(at: std::time::SystemTime) -> String {
+    to_local(at.into()).format(SECOND).unwrap_or_default()
+}
+
 /// Formats a time as local time, without the date if `beside` has the same date.
 fn format_local(at: OffsetDateTime, beside: Option<OffsetDateTime>) -> String {
     let (at, beside) = (to_local(at), beside.map(to_local));

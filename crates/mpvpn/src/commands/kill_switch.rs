@@ -34,7 +34,7 @@ pub(crate) struct KillSwitch {
 enum KillSwitchCommand {
     /// Block for the clients whose services are enabled and whose files have a kill switch, and for no others
     Hold,
-    /// End the blocks of clients that do not run; those of running clients stay
+    /// End the blocks of clients that do not run; those of running clients stay. Needs root
     Release,
 }
 
@@ -49,8 +49,11 @@ impl Command for KillSwitch {
                 let wishes = BlockWish::of_enabled_clients()?;
                 ("blocked past the tunnel, also while it does not run", hold::set(&wishes).map_err(failed)?)
             }
-            KillSwitchCommand::Release => ("not held any more", hold::release().map_err(failed)?),
+            KillSwitchCommand::Release => ("blocks no more", hold::release().map_err(failed)?),
         };
+        if names.is_empty() {
+            return print("no client that does not run blocks this machine\n");
+        }
         let lines: String = names.iter().map(|name| format!("{name}: {said}\n")).collect();
         print(&lines)
     }

@@ -7,6 +7,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use rustix::fs::FlockOperation;
@@ -28,9 +29,9 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Whether the process that wrote it still runs.
-    pub(super) fn is_of_living_process(&self) -> bool {
-        start_time(self.pid) == Some(self.start_time)
+    /// Whether it is no hold, and the process that wrote it still runs.
+    pub(super) fn is_in_use(&self) -> bool {
+        !self.exceptions.is_hold && start_time(self.pid) == Some(self.start_time)
     }
 }
 
@@ -48,6 +49,16 @@ impl Records {
         let lock = open_locked(&folder.join("lock"), FlockOperation::LockExclusive)
             .map_err(|source| failed("lock", folder, source))?;
         Ok(Self { folder: folder.to_owned(), _lock: lock })
+    }
+
+    /// The records as they are, to be read only.
+    pub(super) fn look_at(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), _lock: None }
+    }
+
+    /// When a record was written.
+    pub(super) fn changed(&self, name: &str) -> Option<SystemTime> {
+        fs::metadata(self.path(name)).and_then(|data| data.modified()).ok()
     }
 
     /// All that can be read, in the order of their names. One that cannot be read, of another version, holds

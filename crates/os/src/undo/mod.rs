@@ -386,15 +386,20 @@ pub(crate) fn file_name(name: &str) -> String {
     name.chars().take(64).map(clean).collect()
 }
 
-/// When process `pid` started, in clock ticks since boot (proc(5), field 22); `None` if it does not exist.
+/// When process `pid` started, in clock ticks since boot (proc(5), field 22); `None` if it does not run: it
+/// does not exist, or has ended and its parent has not asked for its exit status yet.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Parses field 22. The second field is a name in parentheses that may contain any characters, so fields
-/// count from its end.
+/// Parses field 22, unless field 3 says that the process has ended. The second field is a name in parentheses
+/// that may contain any characters, so fields count from its end.
 fn parse_start_time(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    match fields.next()? {
+        "Z" | "X" => None,
+        _ => fields.nth(18)?.parse().ok(),
+    }
 }
 
 #[cfg(test)]
@@ -517,6 +522,7 @@ mod tests {
     fn a_process_name_may_contain_any_characters() {
         let tail = "S 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 1 0 4242 1 1";
         assert_eq!(parse_start_time(&format!("7 (a) b (c)) {tail}")), Some(4242));
+        assert_eq!(parse_start_time(&format!("7 (a) Z{}", &tail[1..])), None, "a zombie");
         assert_eq!(parse_start_time("7 (cut) S 1"), None);
         assert_eq!(parse_start_time(""), None);
     }

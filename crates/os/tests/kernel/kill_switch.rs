@@ -161,6 +161,31 @@ fn a_client_that_crashes_leaves_it_standing_and_one_that_ends_leaves_that_of_oth
 }
 
 #[test]
+fn the_block_of_a_client_that_has_ended_is_named_and_released_and_that_of_a_living_one_stays() {
+    in_namespace(|| {
+        links();
+        let folder = Folder::new();
+        assert_eq!(kill_switch::blocked(&folder.0).unwrap(), []);
+        let living = KillSwitch::arm(&folder.0, "living", exceptions()).unwrap();
+        drop(KillSwitch::arm(&folder.0, "ended", exceptions()).unwrap());
+        let netns = std::fs::read_dir(&folder.0).unwrap().next().unwrap().unwrap().path();
+        let record = netns.join("kill-switch/ended.json");
+        let mut text: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+        text["start_time"] = 1.into();
+        std::fs::write(&record, text.to_string()).unwrap();
+        kill_switch::hold(&folder.0, &["held".to_owned()]).unwrap();
+        let blocked = kill_switch::blocked(&folder.0).unwrap();
+        let said: Vec<_> =
+            blocked.iter().map(|block| (&*block.name, block.is_hold, block.since.is_some())).collect();
+        assert_eq!(said, [("ended", false, true), ("held", true, true)]);
+        assert_eq!(kill_switch::release(&folder.0).unwrap(), ["ended", "held"]);
+        assert_eq!(kill_switch::blocked(&folder.0).unwrap(), []);
+        assert!(!leaves("198.51.100.9:80", 0), "the living one still blocks");
+        living.lift().unwrap();
+    });
+}
+
+#[test]
 fn what_another_program_removes_is_noticed_and_put_back() {
     in_namespace(|| {
         links();
