@@ -12,7 +12,9 @@ const HEALTH: Record<string, Health> = {
   active: "works",
   standby: "waits",
   starting: "waits",
+  degraded: "waits",
   connecting: "waits",
+  "no-answer": "fails",
   reconnecting: "fails",
   stopping: "fails",
   asleep: "off",
@@ -34,14 +36,14 @@ export class StateBadge {
   private readonly word = h("span");
   private health: Health | undefined;
 
-  update(state: string): void {
+  update(state: string, words = state.replaceAll("-", " ")): void {
     const health = healthOf(state);
     if (health !== this.health) {
       this.health = health;
       setAttribute(this.element, "class", `state ${health}`);
       this.element.replaceChildren(icon(ICONS[health]), this.word);
     }
-    setText(this.word, state.replaceAll("-", " "));
+    setText(this.word, words);
   }
 }
 

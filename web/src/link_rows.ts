@@ -38,7 +38,7 @@ export function linkRows(status: Status, isOpen: (link: string) => boolean): Lin
 
 /** Paths of a class that sleeps have no round-trip time, and so no values. */
 export function isMeasured(path: Path): boolean {
-  return path.rtt_ms > 0;
+  return path.state !== "down" && path.rtt_ms > 0;
 }
 
 function bothDirections({ down_bps = 0, up_bps = 0 }: Rates): number {

@@ -84,7 +84,7 @@ class Page {
     if (status.uptime_s < this.lastUptime) this.announcer.say("mpvpn was restarted");
     this.lastUptime = status.uptime_s;
     if (this.isPaused) return;
-    this.state.update(status.state);
+    this.state.update(status.state, status.verdict);
     setText(this.uptime, `for ${formatDuration(status.uptime_s)}`);
     this.showNotes(status.notes ?? []);
     this.view.onStatus(status);

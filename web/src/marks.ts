@@ -55,6 +55,10 @@ export function describe(event: DaemonEvent): Omit<Mark, "time"> | undefined {
       return mark("good", event.resumed ? "session resumed" : "connected");
     case "disconnected":
       return mark("bad", "connection lost");
+    case "no_answer":
+      return mark("bad", "no answer from the server");
+    case "answers_again":
+      return mark("good", "the server answers again");
     case "server_stopping":
       return mark("info", "server is about to stop");
     case "kill_switch_blocking":

@@ -27,6 +27,8 @@ export interface Status {
   role: Role;
   version: string;
   state: string;
+  /** The state with its reason, as a sentence. */
+  verdict?: string;
   uptime_s: number;
   notes?: string[];
   kill_switch?: "off" | "armed" | "blocking";

@@ -10,6 +10,7 @@ use mpvpn_os::{
     PacketFd,
     poll::{FIRST_CLASS_TUN_TOKEN, FIRST_SOCKET_TOKEN, MONITOR_TOKEN, TUN_TOKEN, WAKE_TOKEN},
 };
+use mpvpn_path::TransportHealth;
 use mpvpn_report::flows;
 use mpvpn_status::{FlowList, Status, events::Event};
 use mpvpn_threads::event_loop::{EventLoop, Iteration, has_waited_long};
@@ -289,16 +290,20 @@ impl DataPlane {
     /// This shard's part of the status.
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: ConnectionNumber) -> Status {
         let reports = self.connections.reports(now);
-        let uptime = now.saturating_duration_since(self.started);
-        status::client_status(
+        let mut status = status::client_status(
             config,
             &self.sockets.links,
             &self.policies,
             &self.transports,
+            &|uplink| {
+                let (udp, tcp) = self.connections.heard(uplink);
+                udp.max(tcp) != TransportHealth::Unknown
+            },
             &reports,
-            uptime,
             member,
-        )
+        );
+        status.uptime_s = now.saturating_duration_since(self.started).as_secs_f64();
+        status
     }
 
     /// This shard's flows.

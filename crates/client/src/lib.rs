@@ -44,6 +44,7 @@ mod sockets;
 mod start;
 mod status;
 mod transports;
+mod verdict;
 
 use std::sync::Arc;
 

@@ -67,6 +67,8 @@ pub(crate) struct Running {
     pub(super) keeper: SessionKeeper,
     pub(super) echo_watch: EchoWatch,
     pub(super) measured: Option<MeasuredFlows>,
+    /// Whether something of the server arrives, as last told.
+    pub(super) is_reached: bool,
     /// Dropped last, so that the last events of connections are written.
     pub(super) _qlog: Option<Qlog>,
 }
@@ -134,11 +136,24 @@ impl Running {
                 return Ok(());
             }
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
+            self.note_answers(iteration.now);
             self.update_link_use(iteration.now);
             self.expire_measurement(event_loop, iteration.now);
             self.answer_api(iteration.now);
             self.service_manager.update(iteration.now);
         }
+    }
+
+    /// Tells the service manager, and the event log, when nothing of the server arrives any more, and when
+    /// something does again.
+    fn note_answers(&mut self, now: Instant) {
+        let is_reached = self.data_plane.connections.default_client().reaches_server();
+        if !self.session.is_up() || std::mem::replace(&mut self.is_reached, is_reached) == is_reached {
+            return;
+        }
+        self.events.report(if is_reached { Event::AnswersAgain {} } else { Event::NoAnswer {} });
+        let verdict = self.status(now).verdict;
+        self.service_manager.set_status(|| verdict);
     }
 
     /// Resolves the server's name when due, while the server is not reached.

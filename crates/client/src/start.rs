@@ -229,6 +229,7 @@ impl Running {
             keeper,
             echo_watch: parts.echo_watch,
             measured: None,
+            is_reached: true,
             _qlog: qlog,
             config: parts.config,
             origin,

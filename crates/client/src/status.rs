@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use ipnet::IpNet;
@@ -22,7 +22,11 @@ use mpvpn_tcp::connection::EstablishedConnection;
 use mpvpn_tunnel::{ClientReport, ClientState, ConnectionNumber, PathReport, SecretSharing, TrafficCounters};
 use mpvpn_types::{BitRate, ByteSize, ClassId, LinkId, Tier, Weight};
 
-use crate::{link_state::deciding_path, transports::LinkTransports};
+use crate::{
+    link_state::deciding_path,
+    transports::LinkTransports,
+    verdict::{LinksInView, verdict},
+};
 
 /// The client's note if the server carries no packets.
 const NO_PACKETS_NOTE: &str =
@@ -30,6 +34,9 @@ const NO_PACKETS_NOTE: &str =
 
 /// Why a class has no connection.
 const CLASS_NOT_USED_YET: &str = "not used yet";
+
+/// Why a link without a path is down.
+const NO_ANSWER: &str = "no answer";
 
 const CLASS_NOT_USED: &str = "not used recently";
 
@@ -46,25 +53,19 @@ pub(crate) fn sharing_note(sharing: SecretSharing) -> Option<String> {
     Some(format!("another machine has a copy of this client's state folder: {what}"))
 }
 
-/// The status of a client, from one shard.
+/// The status of a client, from one shard, without the time since the start. `is_heard`: whether something of
+/// the server arrives over a link.
 pub(crate) fn client_status(
     config: &ClientConfig,
     links: &Links,
     policies: &LinkPolicies,
     transports: &LinkTransports,
+    is_heard: &dyn Fn(LinkId) -> bool,
     reports: &[(ClassId, ClientReport)],
-    uptime: Duration,
     member: ConnectionNumber,
 ) -> Status {
     let mut status = Status::new(Role::Client);
     let Some((_, report)) = reports.first() else { return status };
-    status.state = match (report.state, &report.assignment) {
-        (ClientState::Up, _) => State::Up,
-        (ClientState::Connecting, None) => State::Connecting,
-        (ClientState::Connecting, Some(_)) => State::Reconnecting,
-        (ClientState::Asleep, _) => State::Asleep,
-    };
-    status.uptime_s = uptime.as_secs_f64();
     status.addresses = report.assignment.iter().flat_map(|given| given.addresses.iter().copied()).collect();
     status.session = Some(Session {
         server: config.server.to_string(),
@@ -150,11 +151,13 @@ pub(crate) fn client_status(
         let link_config = policies.of(&link.name);
         let all = reports.iter().flat_map(|(_, report)| &report.paths);
         let own: Vec<_> = all.filter(|path| path.link.map(LinkId::uplink) == Some(id)).collect();
-        let (state, reason) = state_of(link, policies, &own, now);
+        let (state, reason, since) = state_of(link, policies, (&own, is_heard(id)), now);
+        let down_s = (state == LinkState::Down).then(|| now.saturating_duration_since(since).as_secs_f64());
         let transport_reason = transports.reason(now, id);
         let reason = if reason.is_empty() || state == LinkState::Up { transport_reason } else { reason };
         status.links.push(Link {
             state,
+            down_s,
             tier: policies.tier(&link.name).to_string(),
             reason,
             addresses: link.addresses.clone(),
@@ -169,27 +172,41 @@ pub(crate) fn client_status(
             ..Link::new(&link.name)
         });
     }
+    let may_be_used = |link: &Uplink| link.remote.is_some() && policies.tier(&link.name) != Tier::Never;
+    let in_view = LinksInView {
+        all: &status.links,
+        any_usable: links.uplinks().any(|(_, link)| may_be_used(link)),
+        is_server_known: !links.remotes().is_empty(),
+    };
+    (status.state, status.verdict) = verdict(now, report.into(), in_view);
     status
 }
 
-/// The state of a link, and why. `paths` are those of all classes over the link.
+/// The state of a link, why, and since when if it is down. `paths` are those of all classes over the link;
+/// `is_heard`: the server answers over it.
 fn state_of(
     link: &Uplink,
     policies: &LinkPolicies,
-    paths: &[&PathReport],
+    (paths, is_heard): (&[&PathReport], bool),
     now: Instant,
-) -> (LinkState, String) {
+) -> (LinkState, String, Instant) {
+    let since = link.reason_since;
     if link.remote.is_none() {
-        return (LinkState::Down, link.reason.to_owned());
+        return (LinkState::Down, link.reason.to_owned(), since);
     }
     if policies.tier(&link.name) == Tier::Never {
-        return (LinkState::Never, policies.never_reason(&link.name));
+        return (LinkState::Never, policies.never_reason(&link.name), since);
     }
     let arrivals: Vec<_> = paths.iter().map(|path| (path.state, path.last_arrival)).collect();
     match deciding_path(&arrivals, now).map(|at| paths[at]) {
-        Some(path) if path.state == TunnelPathState::Down => (LinkState::Down, path.reason.clone()),
-        Some(path) if path.state == TunnelPathState::Standby => (LinkState::Standby, path.reason.clone()),
-        _ => (LinkState::Up, link.reason.to_owned()),
+        Some(path) if path.state == TunnelPathState::Down => {
+            (LinkState::Down, path.reason.clone(), path.last_arrival)
+        }
+        Some(path) if path.state == TunnelPathState::Standby => {
+            (LinkState::Standby, path.reason.clone(), since)
+        }
+        None if !is_heard => (LinkState::Down, NO_ANSWER.to_owned(), since),
+        _ => (LinkState::Up, link.reason.to_owned(), since),
     }
 }
 

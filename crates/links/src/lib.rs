@@ -12,6 +12,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::AsFd,
+    time::Instant,
 };
 
 use mpvpn_config::is_match;
@@ -56,10 +57,20 @@ pub struct Link {
     pub meter: LinkMeter,
     /// Why the link cannot be used; empty if it can.
     pub reason: &'static str,
+    /// Since when this is so.
+    pub reason_since: Instant,
     /// The number of pipes over UDP.
     pub pipes: u8,
     /// Whether the interface is up and has an address, whether or not the server's address is known.
     pub has_carrier: bool,
+}
+
+impl Link {
+    fn set_reason(&mut self, reason: &'static str) {
+        if std::mem::replace(&mut self.reason, reason) != reason {
+            self.reason_since = Instant::now();
+        }
+    }
 }
 
 /// A change of a link.
@@ -205,6 +216,7 @@ impl Links {
             bound: None,
             meter: self.meters.of(name),
             reason: "not looked at yet",
+            reason_since: Instant::now(),
             pipes,
             has_carrier: false,
         };
@@ -335,7 +347,7 @@ impl Links {
         let reached = |remote: &&SocketAddr| info.is_some_and(|info| snapshot.reaches(info, &own, **remote));
         let remote = self.remotes.iter().find(reached).copied();
         link.has_carrier = info.is_some_and(|info| info.up && info.carrier) && !own.is_empty();
-        link.reason = match (info, remote) {
+        let reason = match (info, remote) {
             (None, _) => "no such interface",
             (Some(info), _) if !info.up => "switched off",
             (Some(info), _) if !info.carrier => "no carrier",
@@ -344,11 +356,11 @@ impl Links {
             _ => "",
         };
         let before = (link.index, link.remote, std::mem::replace(&mut link.addresses, own));
-        let usable = link.reason.is_empty();
         if let Some(info) = info {
             link.mtu = info.mtu;
         }
-        if !usable {
+        if !reason.is_empty() {
+            link.set_reason(reason);
             let was_up = link.remote.take().is_some();
             if info.is_none() {
                 // The socket is bound to a device that no longer exists.
@@ -378,14 +390,15 @@ impl Links {
                         link: link.name.as_str().into(),
                         reason: ShortText::of(&error),
                     });
-                    link.reason = match error {
+                    link.set_reason(match error {
                         RunError::Unprotected => "the app does not let its socket be used",
                         _ => "its socket cannot be bound",
-                    };
+                    });
                     return link.remote.take().is_some().then_some(LinkChange::Down(id));
                 }
             }
         }
+        link.set_reason("");
         link.index = index;
         link.remote = Some(remote);
         let after = (link.index, link.remote, &link.addresses);

@@ -294,6 +294,12 @@ pub enum Event {
     /// A client lost its connection; it connects again.
     #[display("connection lost: {reason}; connecting again")]
     Disconnected { reason: ShortText },
+    /// Nothing of the server arrives at a client any more, on any link.
+    #[display("no answer from the server on any link")]
+    NoAnswer {},
+    /// Something of the server arrives at a client again.
+    #[display("the server answers again")]
+    AnswersAgain {},
     /// The server sent GOAWAY on the connection of this class.
     #[display("the server is about to stop (class {class})")]
     ServerStopping { class: ShortText },
@@ -445,7 +451,7 @@ kinds! {
     Class: ClassUsed DEBUG ClassConnected INFO ClassIdle DEBUG ClassDisconnected DEBUG ClassRefused WARN;
     Capacity: CapacityChanged DEBUG;
     Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO
-    Disconnected WARN
+    Disconnected WARN NoAnswer WARN AnswersAgain INFO
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;

@@ -48,6 +48,9 @@ pub struct Status {
     pub version: String,
     /// State of the process.
     pub state: State,
+    /// The state with its reason, as a sentence; left out at a server.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub verdict: String,
     /// Time since the start of the process, in s.
     #[serde(serialize_with = "finite")]
     pub uptime_s: f64,
@@ -108,6 +111,11 @@ impl Status {
     pub fn new(role: Role) -> Self {
         Self { role, version: env!("CARGO_PKG_VERSION").into(), ..Self::default() }
     }
+
+    /// The state with its reason, as far as there is one.
+    pub fn sentence(&self) -> &str {
+        if self.verdict.is_empty() { self.state.as_str() } else { &self.verdict }
+    }
 }
 
 word_enum! {
@@ -133,6 +141,10 @@ word_enum! {
         Connecting = "connecting",
         /// It works.
         Up = "up",
+        /// A client that works, though not on all of its links.
+        Degraded = "degraded",
+        /// A client to which nothing of its server arrives.
+        NoAnswer = "no-answer",
         /// A client that lost its session and tries to get it back.
         Reconnecting = "reconnecting",
         /// A class without traffic so far or for ten minutes, or in a client without traffic for a minute: it
@@ -140,6 +152,13 @@ word_enum! {
         Asleep = "asleep",
         /// A process that undoes its changes to the system.
         Stopping = "stopping",
+    }
+}
+
+impl State {
+    /// Whether packets get through.
+    pub fn works(self) -> bool {
+        matches!(self, Self::Up | Self::Degraded)
     }
 }
 
@@ -419,6 +438,9 @@ pub struct Link {
     pub tier: String,
     /// Why the link is in this state or uses TCP; empty if there is no special reason.
     pub reason: String,
+    /// Time for which the link has been down, in s; left out while it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_s: Option<f64>,
     /// Addresses of the interface.
     pub addresses: Vec<IpAddr>,
     /// Bytes of UDP payload sent on all paths that the link ever had.
@@ -556,6 +578,11 @@ pub struct Path {
 }
 
 impl Path {
+    /// Whether its round trip, loss and rate are those of now: packets arrive, and a round trip was measured.
+    pub fn is_measured(&self) -> bool {
+        self.state != PathState::Down && self.rtt_ms > 0.0
+    }
+
     /// The metrics of each path.
     pub const METRICS: &[Metric<Self>] = metrics! { path: Path;
         "path_active" Gauge path.state == PathState::Active, "Whether a path carries data.";

@@ -115,7 +115,7 @@ fn repair_effect(percent: u8, restored: u64, wasted: u64) -> String {
 }
 
 fn headline(status: &Status) -> String {
-    let state = status.state.as_str();
+    let state = status.sentence();
     let clients = match (status.role, status.clients.len()) {
         (Role::Client, _) => String::new(),
         (Role::Server, 1) => ", 1 client".into(),
@@ -257,19 +257,24 @@ fn pipe_reasons(links: &[Link]) -> String {
     text
 }
 
+/// A figure of a path; a dash where it is unknown, or one of before.
+fn known(path: &Path, figure: String) -> String {
+    if path.is_measured() { figure } else { "–".to_owned() }
+}
+
 fn paths(paths: &[Path]) -> Table {
     let mut table = Table::new("path|state|>rtt|>jitter|>loss|>rate|>sent|>received|>mtu|repair|remote");
     for path in paths {
         table.row([
             path.id.clone(),
             with_reason(path.state.as_str(), &path.reason),
-            format!("{:.1} ms", path.rtt_ms),
-            format!("{:.1} ms", path.jitter_ms),
-            format!("{:.1} %", path.loss_pct),
-            format_rate(path.rate_bps),
+            known(path, format!("{:.1} ms", path.rtt_ms)),
+            known(path, format!("{:.1} ms", path.jitter_ms)),
+            known(path, format!("{:.1} %", path.loss_pct)),
+            known(path, format_rate(path.rate_bps)),
             format_bytes(path.tx_bytes),
             format_bytes(path.rx_bytes),
-            path.mtu.to_string(),
+            known(path, path.mtu.to_string()),
             path.fec.map_or(String::new(), |fec| repair_effect(fec.percent, fec.made_good, fec.wasted)),
             path.remote.to_string(),
         ]);
@@ -435,7 +440,7 @@ eth0  up     primary   0 B       0 B  192.0.2.7
 
 path             state                  rtt  jitter   loss         rate     sent  received   mtu  remote
 default/eth0/0   active             12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB       0 B  1472  203.0.113.1:4433
-default/eth10/0  down (no carrier)  12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB       0 B  1472  203.0.113.1:4433
+default/eth10/0  down (no carrier)        –       –      –            –  5.0 MiB       0 B     –  203.0.113.1:4433
 ";
         assert_eq!(render(&example(), 200), expected);
     }

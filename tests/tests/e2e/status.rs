@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
-    ping::reaches,
+    ping::{Ping, reaches},
     testbed::{Host, LINK, MpvpnProcess, SERVER, TUNNEL, Testbed},
 };
 use serde_json::Value;
@@ -255,6 +255,56 @@ fn a_socket_that_stays_in_a_folder_of_root_is_no_process_and_the_next_process_re
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("mine.sock") && said.contains("next: "), "{said}");
     }
+}
+
+/// The metrics of a client.
+const METRICS: &str = "http://127.0.0.1:9099/metrics";
+
+/// The state of a client and the sentence about it, once the state is the expected one.
+fn verdict_of(client: &MpvpnProcess, expected: &str, limit: Duration) -> String {
+    let status = client.wait_for_status(limit, expected, |status| match status["state"] == expected {
+        true => Ok(()),
+        false => Err(format!("{} ({})", status["state"], status["verdict"])),
+    });
+    status["verdict"].as_str().expect("a sentence").to_owned()
+}
+
+#[test]
+fn a_server_that_is_dead_is_called_so_and_a_link_that_is_cut_is_named() {
+    let testbed = Testbed::two_links();
+    let mut server = testbed.server(&[]);
+    let client = testbed.client(&["--metrics", "127.0.0.1:9099"]);
+    let socket = client.socket().to_str().expect("an ASCII path").to_owned();
+    let code_of = |more: &[&str]| {
+        let args = [&["status", "--api-socket", &socket], more].concat();
+        testbed.mpvpn(Host::Client, &args).status.code()
+    };
+    reaches(&testbed, Host::Client, TUNNEL);
+    assert_eq!(verdict_of(&client, "up", TIMEOUT), "up");
+
+    // While data moves, the verdict follows within three seconds.
+    let pings = Ping::dense(&testbed, Host::Client, TUNNEL, 60);
+    testbed.link(2).cut();
+    let said = verdict_of(&client, "degraded", Duration::from_secs(3));
+    assert!(said.starts_with("degraded: eth2 down for ") && said.ends_with(" s (no carrier)"), "{said}");
+    assert_eq!((code_of(&[]), code_of(&["--wait", "1"])), (Some(0), Some(0)));
+    testbed.link(2).restore();
+    verdict_of(&client, "up", TIMEOUT);
+
+    server.kill();
+    let said = verdict_of(&client, "no-answer", Duration::from_secs(3));
+    let is_said = said.starts_with("no answer for ") && said.contains(" (server or all links), trying again");
+    assert!(is_said, "{said}");
+    assert_eq!((code_of(&[]), code_of(&["--wait", "1"])), (Some(3), Some(1)));
+    let metrics = testbed.run(Host::Client, &["curl", "-sSf", "--max-time", "10", METRICS]);
+    assert!(metrics.contains("\nmpvpn_up 0\n"), "{metrics}");
+    let _server = testbed.server(&[]);
+    verdict_of(&client, "up", Duration::from_secs(5));
+    drop(pings);
+
+    let events = client.events();
+    let has = |name: &str| events.iter().any(|event| event["event"] == name);
+    assert!(has("no_answer") && (has("answers_again") || has("connected")), "{events:#?}");
 }
 
 #[test]

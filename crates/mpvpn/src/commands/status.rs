@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_status::{State, Status as ProcessStatus};
+use mpvpn_status::Status as ProcessStatus;
 
 use super::Command;
 use crate::{
@@ -21,6 +21,8 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   mpvpn status
+      exit code 0 if the tunnel works, 3 if it does not, 1 if no process answers; with --json 0 whenever
+      one answers
   mpvpn status --flows
       each connection inside the tunnel, and whether it travels as a stream or as packets
   mpvpn status --wait 30
@@ -60,22 +62,30 @@ impl Command for Status {
             self.wait_until_up(Duration::from_secs(seconds.into()))?;
         }
         let socket = self.target.socket()?;
-        let Some(interval) = self.watch else { return print(&self.text(&socket)?) };
         // A process that cannot be asked at all is an error; later it may restart.
-        let mut text = self.text(&socket)?;
+        let (mut text, works) = self.text(&socket)?;
+        let Some(interval) = self.watch else {
+            print(&text)?;
+            return Ok(if works { ExitCode::SUCCESS } else { NOT_WORKING.into() });
+        };
         let clear = if std::io::stdout().is_terminal() && !self.json { CLEAR_SCREEN } else { "" };
         loop {
             if print_part(&format!("{clear}{text}"))?.is_break() {
                 return Ok(ExitCode::SUCCESS);
             }
             thread::sleep(interval);
-            text = self.text(&socket).unwrap_or_else(|failure| failure.about(Self::SUMMARY).text() + "\n");
+            let asked = self.text(&socket).map(|(text, _)| text);
+            text = asked.unwrap_or_else(|failure| failure.about(Self::SUMMARY).text() + "\n");
             if clear.is_empty() && !self.json {
                 text.insert(0, '\n');
             }
         }
     }
 }
+
+/// The exit code where a process answers and its tunnel does not work, as of `systemctl status` for a service
+/// that does not run.
+const NOT_WORKING: u8 = 3;
 
 /// Clears the terminal and goes to its first column and line (ECMA-48: ED, CUP).
 const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
@@ -88,20 +98,22 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Status {
-    /// The text to print.
-    fn text(&self, socket: &Path) -> Result<String, Failure> {
+    /// The text to print, and whether the tunnel works as far as the text says.
+    fn text(&self, socket: &Path) -> Result<(String, bool), Failure> {
         if self.flows {
             let flows = mpvpn_api::fetch_flows(socket)?;
-            return match self.json {
-                true => json_line(serde_json::to_string(&flows)),
-                false => Ok(mpvpn_status::render_flows(&flows, width())),
+            let text = match self.json {
+                true => json_line(serde_json::to_string(&flows))?,
+                false => mpvpn_status::render_flows(&flows, width()),
             };
+            return Ok((text, true));
         }
         let status = mpvpn_api::fetch_status(socket)?;
-        match self.json {
-            true => json_line(serde_json::to_string(&status)),
-            false => Ok(mpvpn_status::render(&status, width())),
-        }
+        let text = match self.json {
+            true => json_line(serde_json::to_string(&status))?,
+            false => mpvpn_status::render(&status, width()),
+        };
+        Ok((text, self.json || status.state.works()))
     }
 
     /// Returns when the process is up.
@@ -113,7 +125,7 @@ impl Status {
                 .socket()
                 .and_then(|socket| mpvpn_api::fetch_status(&socket).map_err(Failure::from));
             match &answer {
-                Ok(status) if status.state == State::Up => return Ok(()),
+                Ok(status) if status.state.works() => return Ok(()),
                 // An ambiguous name does not become clear by waiting.
                 Err(failure) if failure.is_usage() => return Err(answer.unwrap_err()),
                 _ => {}
@@ -130,7 +142,7 @@ fn late(limit: Duration, answer: Result<ProcessStatus, Failure>) -> Failure {
     let next = "`mpvpn events` and the log (journalctl -u 'mpvpn*') say why; `mpvpn check` tries each link";
     match answer {
         Ok(status) => {
-            let why = format!("after {limit:?} the {} is not up: {}", status.role, status.state);
+            let why = format!("after {limit:?} the {} is not up: {}", status.role, status.sentence());
             Failure::runtime(why, next)
         }
         Err(failure) => failure,

@@ -93,13 +93,14 @@ fn headline(screen: &Screen, width: u16) -> Line<'static> {
     let rates = format!("down {} up {}", format_rate(rate.down as u64), format_rate(rate.up as u64));
     let health = match status.state {
         State::Up => Health::Works,
-        State::Reconnecting | State::Stopping => Health::Fails,
-        State::Starting | State::Connecting | State::Asleep => Health::Waits,
+        State::Reconnecting | State::Stopping | State::NoAnswer => Health::Fails,
+        State::Starting | State::Connecting | State::Asleep | State::Degraded => Health::Waits,
     };
     let name = format!("mpvpn {} ", status.role);
-    let state = status.state.as_str().to_owned();
+    let state = status.sentence().to_owned();
     let rest = format!(" {}{}", format_duration(status.uptime_s), about(status));
-    let room = usize::from(width).saturating_sub(name.len() + state.len() + rates.chars().count() + 1);
+    let room =
+        usize::from(width).saturating_sub(name.len() + state.chars().count() + rates.chars().count() + 1);
     let rest: String = rest.chars().take(room).collect();
     let gap = " ".repeat(room + 1 - rest.chars().count());
     Line::from(vec![

@@ -150,8 +150,7 @@ fn links(status: &Status, rates: &Rates) -> Sheet {
     let row = |link: &Link| {
         let key = link_key(&link.name);
         let now = rates.now(&key);
-        let working =
-            || status.paths.iter().filter(|path| path.link == link.name && path.state != PathState::Down);
+        let working = || status.paths.iter().filter(|path| path.link == link.name && path.is_measured());
         let lowest_rtt = working().map(|path| path.rtt_ms).min_by(f64::total_cmp);
         let highest_loss = working().map(|path| path.loss_pct).max_by(f64::total_cmp);
         let cells = vec![
@@ -192,6 +191,7 @@ const PATHS: &[Column] = columns! {
 fn paths(status: &Status, rates: &Rates) -> Sheet {
     let row = |(key, path): (String, &Path)| {
         let now = rates.now(&key);
+        let measured = |value| path.is_measured().then_some(value);
         let name = key.strip_prefix("path ").unwrap_or(&key).trim_start();
         Row {
             cells: vec![
@@ -199,9 +199,9 @@ fn paths(status: &Status, rates: &Rates) -> Sheet {
                 Cell::text(path.state.as_str()),
                 rate_cell(now.down),
                 rate_cell(now.up),
-                milliseconds(path.rtt_ms),
-                milliseconds(path.jitter_ms),
-                percent(path.loss_pct),
+                optional(measured(path.rtt_ms), milliseconds),
+                optional(measured(path.jitter_ms), milliseconds),
+                optional(measured(path.loss_pct), percent),
             ],
             health: match path.state {
                 PathState::Active => Health::Works,
@@ -245,8 +245,8 @@ fn classes(status: &Status, rates: &Rates) -> Sheet {
                 Cell::number(class.drops as f64, class.drops.to_string()),
             ],
             health: match class.state {
-                None | Some(State::Up) => Health::Works,
-                Some(State::Reconnecting | State::Stopping) => Health::Fails,
+                None | Some(State::Up | State::Degraded) => Health::Works,
+                Some(State::Reconnecting | State::Stopping | State::NoAnswer) => Health::Fails,
                 Some(State::Asleep | State::Connecting | State::Starting) => Health::Waits,
             },
             history: rates.last(&key, HISTORY),
@@ -302,6 +302,7 @@ fn clients(status: &Status, rates: &Rates) -> Sheet {
         let key = client_key(client);
         let now = rates.now(&key);
         let working = || client.paths.iter().filter(|path| path.state != PathState::Down);
+        let measured = || working().filter(|path| path.is_measured());
         let addresses: Vec<_> = client.addresses.iter().map(ToString::to_string).collect();
         Row {
             cells: vec![
@@ -309,8 +310,8 @@ fn clients(status: &Status, rates: &Rates) -> Sheet {
                 rate_cell(now.down),
                 rate_cell(now.up),
                 share(now, sum),
-                optional(working().map(|path| path.rtt_ms).min_by(f64::total_cmp), milliseconds),
-                optional(working().map(|path| path.loss_pct).max_by(f64::total_cmp), percent),
+                optional(measured().map(|path| path.rtt_ms).min_by(f64::total_cmp), milliseconds),
+                optional(measured().map(|path| path.loss_pct).max_by(f64::total_cmp), percent),
                 Cell::number(working().count() as f64, working().count().to_string()),
             ],
             health: if working().next().is_some() { Health::Works } else { Health::Fails },

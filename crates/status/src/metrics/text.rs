@@ -7,7 +7,7 @@ use super::{
     Metric, SingleMetric,
     users::UserFigures,
 };
-use crate::{Class, Link, Path, PathState, State, Status};
+use crate::{Class, Link, Path, PathState, Status};
 use mpvpn_input::role::Role;
 
 const BUILD_INFO: SingleMetric =
@@ -53,7 +53,7 @@ pub fn exposition(status: &Status, users: &BTreeMap<String, UserFigures>) -> Str
     let mut out = Exposition::default();
     let (version, role) = (status.version.as_str(), status.role.to_string());
     out.single(&BUILD_INFO, &[version, &role], 1.0);
-    out.single(&UP, &[], f64::from(status.state == State::Up));
+    out.single(&UP, &[], f64::from(status.state.works()));
     out.single(&UPTIME, &[], status.uptime_s);
     if let Some(memory) = status.memory {
         out.single(&RESIDENT, &[], memory.resident_bytes as f64);

@@ -134,7 +134,7 @@ impl Machine {
         // It says goodbye.
         assert!(server.terminate().success(), "{}", server.log());
         client.wait_for_status(SOON, "it connects again", |status| match status["state"].as_str() {
-            Some("reconnecting") => Ok(()),
+            Some("reconnecting" | "no-answer") => Ok(()),
             other => Err(format!("{other:?}")),
         });
         self.watch("reconnecting");
