@@ -86,8 +86,8 @@ pub struct Endpoint {
     waiting: VecDeque<(Option<LocalAddress>, Incoming)>,
     /// When a handshake began last.
     begun: Option<Instant>,
-    /// Handshakes that may begin in this iteration of the event loop; `None`: no event loop has said anything,
-    /// and all may.
+    /// Handshakes that may begin in this iteration of the event loop; `None`: no event loop has said
+    /// anything, and all may.
     left: Option<u32>,
     /// Iterations with other work until a handshake may begin in one.
     pause: u32,
