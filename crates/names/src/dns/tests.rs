@@ -71,10 +71,14 @@ fn by_address() -> UserOfHost {
 }
 
 fn forwarder(upstreams: Upstreams) -> Forwarder {
+    forwarder_for("127.0.0.0/8", upstreams)
+}
+
+fn forwarder_for(network: &str, upstreams: Upstreams) -> Forwarder {
+    let network = network.parse().unwrap();
     // The port that is free for UDP may be taken for TCP.
-    let mut attempts = (0..20).map(|_| {
-        Forwarder::bind(&[LOCALHOST], 0, &["127.0.0.0/8".parse().unwrap()], by_address(), upstreams.clone())
-    });
+    let mut attempts =
+        (0..20).map(|_| Forwarder::bind(&[LOCALHOST], 0, &[network], by_address(), upstreams.clone()));
     attempts.find_map(Result::ok).expect("a port that is free for both")
 }
 
@@ -128,9 +132,7 @@ async fn where_no_resolver_answers_the_failure_is_said() {
 #[tokio::test]
 async fn hosts_of_other_networks_get_no_answer() {
     let internet = resolver(Ipv4Addr::new(192, 0, 2, 1), false).await;
-    let upstreams = fixed(&[internet]);
-    let forwarder =
-        Forwarder::bind(&[LOCALHOST], 0, &["10.0.0.0/24".parse().unwrap()], by_address(), upstreams).unwrap();
+    let forwarder = forwarder_for("10.0.0.0/24", fixed(&[internet]));
     let at = forwarder.udp[0].local_addr().unwrap();
     tokio::spawn(forwarder.serve());
     let socket = UdpSocket::bind((LOCALHOST, 0)).await.unwrap();
