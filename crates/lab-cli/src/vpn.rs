@@ -167,6 +167,11 @@ impl Vpn {
     }
 }
 
+/// Whether a status says that packets get through.
+pub(crate) fn works(status: &serde_json::Value) -> bool {
+    status["state"] == "up" || status["state"] == "degraded"
+}
+
 impl Endpoint {
     /// The output of `mpvpn status --json`.
     pub(crate) fn status(&self) -> Result<serde_json::Value, LabError> {
@@ -179,8 +184,8 @@ impl Endpoint {
         })
     }
 
-    /// Waits until the status reports the state `up`, for `UP_TIMEOUT` at most. The error shows the logs of
-    /// this side and of `peer`.
+    /// Waits until the status says that the tunnel works, for `UP_TIMEOUT` at most. The error shows the logs
+    /// of this side and of `peer`.
     fn wait_up(&mut self, peer: Option<&Self>) -> Result<(), LabError> {
         let start = Instant::now();
         loop {
@@ -188,7 +193,7 @@ impl Endpoint {
             let ended = self.process.exited()?;
             let reason = match (ended, self.status()) {
                 (Some(status), _) => format!("it ended: {status}"),
-                (None, Ok(status)) if status["state"] == "up" => return Ok(()),
+                (None, Ok(status)) if works(&status) => return Ok(()),
                 (None, Ok(status)) => format!("its state is {}", status["state"]),
                 (None, Err(error)) => error.to_string(),
             };

@@ -217,7 +217,7 @@ impl Demo {
                 .iter()
                 .zip(expected)
                 .all(|(link, state)| found(&link.client_device()) == *state);
-            if matches && status["state"] == "up" {
+            if matches && vpn::works(&status) {
                 return Ok(());
             }
             if start.elapsed() > PATHS_TIMEOUT {
