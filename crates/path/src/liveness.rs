@@ -75,6 +75,13 @@ impl LivenessConfig {
     /// are multiples of it. Shorter: more packets; longer: a path with a long round trip is declared dead
     /// later.
     pub const MAX_DENSE_INTERVAL: Duration = Duration::from_millis(100);
+    /// The longest interval while no path works: the server is gone, or all links are. Longer: the return is
+    /// found later; shorter: more packets that nobody hears. As NAT bindings allow (RFC 4787 REQ-5), like the
+    /// idle interval of metered links.
+    pub const MAX_ALONE_INTERVAL: Duration = Duration::from_secs(25);
+    /// Data that moves again after such a pause is a reason to ask anew. Longer: who comes back to a machine
+    /// waits for longer; shorter: programs that send now and then keep the questions frequent. Chosen.
+    pub const TRAFFIC_PAUSE: Duration = Duration::from_secs(10);
 
     /// For a metered link: half as many heartbeats while data moves, and otherwise as few as NAT bindings
     /// found in practice allow (RFC 4787 REQ-5 asks for two minutes, many devices keep 30 s).
@@ -108,13 +115,6 @@ impl LivenessConfig {
 /// A heartbeat of the idle time may be early by half of its interval: then all paths with the same interval
 /// get together. Larger: they stay in groups; smaller: more heartbeats.
 const EARLY_IDLE_DIVISOR: u32 = 2;
-/// The longest interval while no path works: the server is gone, or all links are. Longer: the return is
-/// found later; shorter: more packets that nobody hears. As NAT bindings allow (RFC 4787 REQ-5), like the
-/// idle interval of metered links.
-const MAX_ALONE_INTERVAL: Duration = Duration::from_secs(25);
-/// Data that moves again after such a pause is a reason to ask anew. Longer: who comes back to a machine
-/// waits for longer; shorter: programs that send now and then keep the questions frequent. Chosen.
-const TRAFFIC_PAUSE: Duration = Duration::from_secs(10);
 /// A path that was alive for less than this before it died is flapping: it needs more arrivals to be alive
 /// again …
 const MIN_STEADY: Duration = Duration::from_secs(5);
@@ -331,7 +331,9 @@ impl Liveness {
     /// Data of the tunnel moved, in any direction, on any path of the connection.
     pub fn on_traffic(&mut self, now: Instant) {
         self.begin_dense(now);
-        let paused = self.last_traffic.is_none_or(|at| now.saturating_duration_since(at) >= TRAFFIC_PAUSE);
+        let paused = self
+            .last_traffic
+            .is_none_or(|at| now.saturating_duration_since(at) >= LivenessConfig::TRAFFIC_PAUSE);
         if paused {
             self.probe_anew(now);
         }
@@ -353,11 +355,12 @@ impl Liveness {
         }
     }
 
-    /// The interval of heartbeats on a dead path, whose `least` grows with the silence.
+    /// The interval of heartbeats on a dead path: at least `least`, and longer with the silence.
     fn dead_interval(&self, now: Instant, least: Duration) -> Duration {
-        let most =
-            if self.alone_since.is_some() { MAX_ALONE_INTERVAL } else { self.config.max_dead_interval };
-        let since = self.alone_since.map_or(self.last_arrival, |at| at.max(self.last_arrival));
+        let (most, since) = match self.alone_since {
+            Some(alone) => (LivenessConfig::MAX_ALONE_INTERVAL, alone.max(self.last_arrival)),
+            None => (self.config.max_dead_interval, self.last_arrival),
+        };
         pause_after(now.saturating_duration_since(since), least, most)
     }
 

@@ -5,9 +5,10 @@
 
 use mpvpn_types::Duration;
 
-/// The pause as a part of the silence. Larger: what comes back is found later, by a sixteenth of the time for
-/// which it was away; smaller: more packets that nobody hears. Chosen.
+/// The silence divided by the pause: a peer that is back after 16 s is found within a second. Larger: more
+/// packets that nobody hears; smaller: it is found later. Chosen.
 const SILENCE_PER_PAUSE: u32 = 16;
+
 /// The pause after a question, within bounds, when nothing was heard for this time.
 pub fn pause_after(silence: Duration, least: Duration, most: Duration) -> Duration {
     (silence / SILENCE_PER_PAUSE).clamp(least, most.max(least))

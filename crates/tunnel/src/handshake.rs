@@ -83,16 +83,15 @@ pub(crate) struct VersionProbe {
 }
 
 /// The shortest pause between probes of a link. Longer: a path is opened later; shorter: more packets into
-/// links that lead nowhere.
+/// links that lead nowhere. Chosen.
 const MIN_PROBE_PAUSE: Duration = Duration::from_millis(250);
-/// The longest one: 0.4 kbit/s. Longer: a link that works again is used later; shorter: what a link that
-/// leads nowhere costs. Chosen.
+/// The longest one: 0.4 kbit/s. Longer: a link that works again is used later; shorter: a link that leads
+/// nowhere costs more. Chosen.
 const MAX_PROBE_PAUSE: Duration = Duration::from_secs(25);
 /// The same on a metered link: 0.08 kbit/s.
 const MAX_METERED_PROBE_PAUSE: Duration = Duration::from_secs(120);
-
-/// The silence from which on pauses are the longest. Longer: a link that leads nowhere costs more; shorter:
-/// what comes back within this time is found late. Chosen.
+/// The silence from which on pauses are the longest. Longer: a link that leads nowhere costs more; shorter: a
+/// server that is back within a minute is found late. Chosen.
 const LONG_SILENCE: Duration = Duration::from_secs(60);
 
 /// The pause between probes of a link on which nothing was heard for this time.

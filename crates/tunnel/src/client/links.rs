@@ -175,12 +175,8 @@ impl Links {
         connection: &mut Connection,
     ) {
         for id in self.without_path(multipath).collect::<Vec<_>>() {
+            self.probe_if_due(now, id);
             let Some(link) = self.links.get_mut(&id) else { continue };
-            let mut probe = Vec::new();
-            let metered = self.policies.get(&id).is_some_and(|policy| policy.metered);
-            if link.probe.poll(now, (id, metered), &mut probe) {
-                self.probes.push_back((id, probe));
-            }
             if !link.probe.answered || link.retry_open_at.is_some_and(|at| now < at) {
                 continue;
             }
@@ -209,12 +205,16 @@ impl Links {
     /// Asks over links, whether or not they have a path.
     pub(super) fn probe(&mut self, now: Instant) {
         for id in self.probed().collect::<Vec<_>>() {
-            let metered = self.policy(id).metered;
-            let Some(link) = self.links.get_mut(&id) else { continue };
-            let mut probe = Vec::new();
-            if link.probe.poll(now, (id, metered), &mut probe) {
-                self.probes.push_back((id, probe));
-            }
+            self.probe_if_due(now, id);
+        }
+    }
+
+    fn probe_if_due(&mut self, now: Instant, id: LinkId) {
+        let metered = self.policy(id).metered;
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let mut probe = Vec::new();
+        if link.probe.poll(now, (id, metered), &mut probe) {
+            self.probes.push_back((id, probe));
         }
     }
 
@@ -229,9 +229,16 @@ impl Links {
         first.filter(|id| self.may_have_path(*id).is_some())
     }
 
-    /// When the last handshake over a link began.
-    pub(super) fn handshake_at(&mut self, id: LinkId) -> Option<&mut Option<Instant>> {
-        Some(&mut self.links.get_mut(&id)?.handshake_at)
+    /// When the last handshake over a link began, if one has.
+    pub(super) fn last_handshake(&self, id: LinkId) -> Option<Instant> {
+        self.links.get(&id)?.handshake_at
+    }
+
+    /// A handshake over a link begins.
+    pub(super) fn on_handshake(&mut self, now: Instant, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id) {
+            link.handshake_at = Some(now);
+        }
     }
 
     /// Links that may have a path, and have none.

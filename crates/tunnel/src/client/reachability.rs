@@ -168,16 +168,13 @@ impl Client {
         if id.is_tcp() && self.session.is_some() && self.links.age(now, id) < RECONNECT_AFTER {
             return;
         }
-        let metered = self.links.policy(id).metered;
         let answers = id.is_tcp() || !self.silence.is_probing || self.links.has_answered(id);
-        let silence = self.silence;
-        let last = self.links.handshake_at(id).and_then(|at| *at);
-        if !answers && now < silence.next_handshake(now, last, metered) {
+        let (last, metered) = (self.links.last_handshake(id), self.links.policy(id).metered);
+        if !answers && now < self.silence.next_handshake(now, last, metered) {
             return;
         }
-        let begun = self.connector.connect(now, &mut self.endpoint, &self.config, &self.links, (id, remote));
-        if begun && let Some(last) = self.links.handshake_at(id) {
-            *last = Some(now);
+        if self.connector.connect(now, &mut self.endpoint, &self.config, &self.links, (id, remote)) {
+            self.links.on_handshake(now, id);
         }
     }
 

@@ -1,9 +1,10 @@
 //! How a client asks for a server of which it hears nothing.
 //!
 //! In: when something arrived, reasons to ask anew, the time. Out: whether it is time to ask with single
-//! packets, and whether a handshake may begin. Always holds: what is sent without an answer becomes ever less
-//! ([`pause_after`](mpvpn_path::pause_after)), until something arrives or changes.
+//! packets, and whether a handshake may begin. Always holds: the longer nothing arrives or changes, the
+//! longer are the pauses between packets ([`pause_after`](mpvpn_path::pause_after)).
 
+use mpvpn_path::LivenessConfig;
 use mpvpn_types::{Duration, Instant};
 
 use crate::handshake::probe_pause;
@@ -15,8 +16,6 @@ const IMPATIENCE: Duration = Duration::from_secs(10);
 /// Questions of single packets for each handshake. More: a server that does not answer them (RFC 9000 §6.1
 /// asks for it, and does not demand it) is found later; fewer: an outage costs more. Chosen.
 const PROBES_PER_HANDSHAKE: u32 = 12;
-/// As for heartbeats: traffic after such a pause is a reason to ask anew.
-const TRAFFIC_PAUSE: Duration = Duration::from_secs(10);
 
 /// The silence of the server.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +48,7 @@ impl Silence {
     /// An app sends. Returns whether this is a reason to ask anew.
     pub(super) fn on_wanted(&mut self, now: Instant) -> bool {
         let before = self.wanted.replace(now);
-        before.is_none_or(|at| now.saturating_duration_since(at) >= TRAFFIC_PAUSE)
+        before.is_none_or(|at| now.saturating_duration_since(at) >= LivenessConfig::TRAFFIC_PAUSE)
     }
 
     /// The begin of the silence.

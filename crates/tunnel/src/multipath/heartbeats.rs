@@ -43,8 +43,6 @@ const MAX_REPORT_TIMEOUT: Duration = heartbeats(10);
 /// While reports of the peer are missing, this end sends reports on all paths, at first at this interval: one
 /// heartbeat. Smaller: more packets. Larger: the peer is found again later.
 const ALL_PATHS_INTERVAL: Duration = heartbeats(1);
-/// The longest interval of reports on all paths: that of heartbeats where no path works.
-const MAX_ALL_PATHS_INTERVAL: Duration = Duration::from_secs(25);
 /// While no data moves, a path that is down is probed at this interval for [`EARLY_PROBE_PERIOD`], since most
 /// outages are short. Smaller: more packets while idle. Larger: its return is found later. Value: chosen.
 const EARLY_PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -466,7 +464,8 @@ impl ReportState {
 
 /// The interval of reports on all paths when reports of the peer have been missing `since`.
 fn all_paths_pause(now: Instant, since: Instant) -> Duration {
-    pause_after(now.saturating_duration_since(since), ALL_PATHS_INTERVAL, MAX_ALL_PATHS_INTERVAL)
+    let silence = now.saturating_duration_since(since);
+    pause_after(silence, ALL_PATHS_INTERVAL, LivenessConfig::MAX_ALONE_INTERVAL)
 }
 
 /// Whether heartbeats are dense.
