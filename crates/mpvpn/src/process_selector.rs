@@ -31,37 +31,30 @@ impl ProcessSelector {
         match &self.api_socket {
             Some(path) => Ok(path.clone()),
             None => select(mpvpn_api::list_sockets(), self.name.as_deref()).map_err(|failure| {
-                // Records that cannot be read say nothing.
-                let blocked = hold::blocked().unwrap_or_default();
-                let is_meant =
-                    |blocked: &&Blocked| self.name.as_ref().is_none_or(|name| *name == blocked.name);
-                match blocked.iter().find(is_meant) {
-                    Some(blocked) if !failure.is_usage() => blocked_by(blocked),
-                    _ => failure,
-                }
+                if failure.is_usage() { failure } else { self.block().unwrap_or(failure) }
             }),
         }
     }
-}
 
-/// No process answers, and this block is in force.
-fn blocked_by(blocked: &Blocked) -> Failure {
-    let Blocked { name, is_hold, since } = blocked;
-    let since = since.map_or_else(String::new, |at| format!(" at {}", local_time_of_day(at)));
-    match is_hold {
-        true => Failure::runtime(
-            format!(
-                "blocked: {name} does not run, and its kill switch is held{}",
-                since.replace(" at ", " since ")
+    /// The block of a client that does not run, if one is in force.
+    fn block(&self) -> Option<Failure> {
+        // Records that cannot be read say nothing.
+        let mut blocked = hold::blocked().unwrap_or_default().into_iter();
+        let is_meant = |blocked: &Blocked| self.name.as_ref().is_none_or(|name| *name == blocked.name);
+        let Blocked { name, is_hold, since } = blocked.find(is_meant)?;
+        let since = since.map_or_else(|| "an unknown time".to_owned(), local_time_of_day);
+        Some(match is_hold {
+            true => Failure::runtime(
+                format!("blocked: {name} does not run, and its kill switch is held since {since}"),
+                "start its service; or `sudo mpvpn kill-switch release` lets packets pass",
             ),
-            "start its service; or `sudo mpvpn kill-switch release` lets packets pass",
-        ),
-        false => Failure::runtime(
-            format!(
-                "blocked by the kill switch of {name}, a client that ended without lifting it; last changed{since}"
+            false => Failure::runtime(
+                format!(
+                    "blocked by the kill switch of {name}, a client that ended without lifting it; last changed at {since}"
+                ),
+                "start it again; or `sudo mpvpn reset` opens",
             ),
-            "start it again; or `sudo mpvpn reset` opens",
-        ),
+        })
     }
 }
 

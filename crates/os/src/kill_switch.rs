@@ -145,18 +145,10 @@ pub fn hold(base: &Path, names: &[String]) -> Result<(), OsError> {
 /// # Errors
 /// If nft refuses, or a file cannot be removed.
 pub fn release(base: &Path) -> Result<Vec<String>, OsError> {
-    let folder = folder(base)?;
-    if !exists(&folder)? {
-        return Ok(Vec::new());
+    match exists(&folder(base)?)? {
+        true => reset(base),
+        false => Ok(Vec::new()),
     }
-    let records = record::Records::lock(&folder)?;
-    let ended = records.all().into_iter().filter(|(_, record)| !record.is_in_use());
-    let ended: Vec<String> = ended.map(|(name, _)| name).collect();
-    ended.iter().try_for_each(|name| records.remove(name))?;
-    install(&records)?;
-    let mut instances: Vec<String> = ended.iter().map(|name| instance(name)).collect();
-    instances.dedup();
-    Ok(instances)
 }
 
 /// The block of an instance that does not run.
@@ -244,8 +236,8 @@ fn lift(folder: &Path, names: &[String]) -> Result<bool, OsError> {
     Ok(!holds(&records).is_empty())
 }
 
-/// Removes the exceptions of all instances whose processes have ended, and the table if none is left. Returns
-/// their names.
+/// Removes the exceptions of all instances that do not run, holds among them, and the table if none is left.
+/// Returns their names.
 ///
 /// # Errors
 /// If nft refuses, or a file cannot be removed.

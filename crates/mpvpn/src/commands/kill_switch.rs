@@ -49,11 +49,13 @@ impl Command for KillSwitch {
                 let wishes = BlockWish::of_enabled_clients()?;
                 ("blocked past the tunnel, also while it does not run", hold::set(&wishes).map_err(failed)?)
             }
-            KillSwitchCommand::Release => ("blocks no more", hold::release().map_err(failed)?),
+            KillSwitchCommand::Release => match hold::release().map_err(failed)? {
+                names if names.is_empty() => {
+                    return print("no client that does not run blocks this machine\n");
+                }
+                names => ("blocks no more", names),
+            },
         };
-        if names.is_empty() {
-            return print("no client that does not run blocks this machine\n");
-        }
         let lines: String = names.iter().map(|name| format!("{name}: {said}\n")).collect();
         print(&lines)
     }
