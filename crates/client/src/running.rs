@@ -147,8 +147,11 @@ impl Running {
     /// Tells the service manager, and the event log, when nothing of the server arrives any more, and when
     /// something does again.
     fn note_answers(&mut self, now: Instant) {
+        if !self.session.is_up() {
+            return;
+        }
         let is_reached = self.data_plane.connections.default_client().reaches_server();
-        if !self.session.is_up() || std::mem::replace(&mut self.is_reached, is_reached) == is_reached {
+        if std::mem::replace(&mut self.is_reached, is_reached) == is_reached {
             return;
         }
         self.events.report(if is_reached { Event::AnswersAgain {} } else { Event::NoAnswer {} });

@@ -35,10 +35,10 @@ const NO_PACKETS_NOTE: &str =
 /// Why a class has no connection.
 const CLASS_NOT_USED_YET: &str = "not used yet";
 
+const CLASS_NOT_USED: &str = "not used recently";
+
 /// Why a link without a path is down.
 const NO_ANSWER: &str = "no answer";
-
-const CLASS_NOT_USED: &str = "not used recently";
 
 /// Why the paths of a class carry nothing.
 const CLASS_ASLEEP: &str = "its class sleeps until it is used";
@@ -151,13 +151,12 @@ pub(crate) fn client_status(
         let link_config = policies.of(&link.name);
         let all = reports.iter().flat_map(|(_, report)| &report.paths);
         let own: Vec<_> = all.filter(|path| path.link.map(LinkId::uplink) == Some(id)).collect();
-        let (state, reason, since) = state_of(link, policies, (&own, is_heard(id)), now);
-        let down_s = (state == LinkState::Down).then(|| now.saturating_duration_since(since).as_secs_f64());
+        let (state, reason, down_since) = state_of(link, policies, (&own, is_heard(id)), now);
         let transport_reason = transports.reason(now, id);
         let reason = if reason.is_empty() || state == LinkState::Up { transport_reason } else { reason };
         status.links.push(Link {
             state,
-            down_s,
+            down_s: down_since.map(|since| now.saturating_duration_since(since).as_secs_f64()),
             tier: policies.tier(&link.name).to_string(),
             reason,
             addresses: link.addresses.clone(),
@@ -189,24 +188,22 @@ fn state_of(
     policies: &LinkPolicies,
     (paths, is_heard): (&[&PathReport], bool),
     now: Instant,
-) -> (LinkState, String, Instant) {
-    let since = link.reason_since;
+) -> (LinkState, String, Option<Instant>) {
+    let down = |reason: &str, since| (LinkState::Down, reason.to_owned(), Some(since));
     if link.remote.is_none() {
-        return (LinkState::Down, link.reason.to_owned(), since);
+        return down(link.reason, link.reason_since);
     }
     if policies.tier(&link.name) == Tier::Never {
-        return (LinkState::Never, policies.never_reason(&link.name), since);
+        return (LinkState::Never, policies.never_reason(&link.name), None);
     }
     let arrivals: Vec<_> = paths.iter().map(|path| (path.state, path.last_arrival)).collect();
     match deciding_path(&arrivals, now).map(|at| paths[at]) {
-        Some(path) if path.state == TunnelPathState::Down => {
-            (LinkState::Down, path.reason.clone(), path.last_arrival)
-        }
+        Some(path) if path.state == TunnelPathState::Down => down(&path.reason, path.last_arrival),
         Some(path) if path.state == TunnelPathState::Standby => {
-            (LinkState::Standby, path.reason.clone(), since)
+            (LinkState::Standby, path.reason.clone(), None)
         }
-        None if !is_heard => (LinkState::Down, NO_ANSWER.to_owned(), since),
-        _ => (LinkState::Up, link.reason.to_owned(), since),
+        None if !is_heard => down(NO_ANSWER, link.reason_since),
+        _ => (LinkState::Up, link.reason.to_owned(), None),
     }
 }
 
