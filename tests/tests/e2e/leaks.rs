@@ -212,13 +212,21 @@ fn without_the_lan_and_with_a_refused_token_everything_is_blocked() {
     let _server = testbed.server(&["--auth", "token"]);
     let _programs = Programs::start(&testbed);
     let mut capture = Capture::start(&testbed);
-    let mut client = start(&testbed, &["--kill-switch-lan", "false", "--token", "wrong-token-of-nobody"]);
-    let status = client.wait(SOON);
-    assert_eq!(status.code(), Some(1), "{}", client.log());
-    assert!(client.log().contains("the kill switch stays in force"), "{}", client.log());
-    let found = capture.destinations();
-    assert!(found.is_empty(), "{found:?}");
+    let is_refused = |capture: &mut Capture| {
+        let mut client = start(&testbed, &["--kill-switch-lan", "false", "--token", "wrong-token-of-nobody"]);
+        let status = client.wait(SOON);
+        assert_eq!(status.code(), Some(1), "{}", client.log());
+        assert!(client.log().contains("the kill switch stays in force"), "{}", client.log());
+        let found = capture.destinations();
+        assert!(found.is_empty(), "{found:?}");
+    };
+    is_refused(&mut capture);
+    let output = testbed.mpvpn(Host::Client, &["reset"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_open(&mut capture, "after mpvpn reset");
+
     // The kill switch is visible while no client runs.
+    is_refused(&mut capture);
     let output = testbed.mpvpn(Host::Client, &["status", "--name", "mpvpn0"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let is_said = said.contains("blocked by the kill switch of mpvpn0") && said.contains("sudo mpvpn reset");

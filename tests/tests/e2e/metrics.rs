@@ -9,10 +9,10 @@ use mpvpn_tests::{
 };
 
 /// Value of `--metrics`, on both hosts.
-const METRICS_ADDRESS: &str = "127.0.0.1:9464";
+pub(crate) const METRICS_ADDRESS: &str = "127.0.0.1:9464";
 
 /// The samples by name and labels.
-fn scrape(testbed: &Testbed, host: Host) -> BTreeMap<String, f64> {
+pub(crate) fn scrape(testbed: &Testbed, host: Host) -> BTreeMap<String, f64> {
     let text = testbed
         .run(host, &["curl", "-sSf", "--max-time", "10", &format!("http://{METRICS_ADDRESS}/metrics")]);
     let samples = text.lines().filter(|line| !line.starts_with('#'));

@@ -8,6 +8,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
+use crate::metrics::{METRICS_ADDRESS, scrape};
+
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
 /// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -257,9 +259,6 @@ fn a_socket_that_stays_in_a_folder_of_root_is_no_process_and_the_next_process_re
     }
 }
 
-/// The metrics of a client.
-const METRICS: &str = "http://127.0.0.1:9099/metrics";
-
 /// The state of a client and the sentence about it, once the state is the expected one.
 fn verdict_of(client: &MpvpnProcess, expected: &str, limit: Duration) -> String {
     let status = client.wait_for_status(limit, expected, |status| match status["state"] == expected {
@@ -273,7 +272,7 @@ fn verdict_of(client: &MpvpnProcess, expected: &str, limit: Duration) -> String 
 fn a_server_that_is_dead_is_called_so_and_a_link_that_is_cut_is_named() {
     let testbed = Testbed::two_links();
     let mut server = testbed.server(&[]);
-    let client = testbed.client(&["--metrics", "127.0.0.1:9099"]);
+    let client = testbed.client(&["--metrics", METRICS_ADDRESS]);
     let socket = client.socket().to_str().expect("an ASCII path").to_owned();
     let code_of = |more: &[&str]| {
         let args = [&["status", "--api-socket", &socket], more].concat();
@@ -296,8 +295,7 @@ fn a_server_that_is_dead_is_called_so_and_a_link_that_is_cut_is_named() {
     let is_said = said.starts_with("no answer for ") && said.contains(" (server or all links), trying again");
     assert!(is_said, "{said}");
     assert_eq!((code_of(&[]), code_of(&["--wait", "1"])), (Some(3), Some(1)));
-    let metrics = testbed.run(Host::Client, &["curl", "-sSf", "--max-time", "10", METRICS]);
-    assert!(metrics.contains("\nmpvpn_up 0\n"), "{metrics}");
+    assert_eq!(scrape(&testbed, Host::Client)["mpvpn_up"], 0.0);
     let _server = testbed.server(&[]);
     verdict_of(&client, "up", Duration::from_secs(5));
     drop(pings);

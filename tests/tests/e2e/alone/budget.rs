@@ -1,6 +1,6 @@
 //! A client with valid credentials that tries everything at once: the memory of the server. The download,
-//! the pings and the name look-ups of another client beside it are printed; nothing bounds them yet, as the
-//! server handles packets in the order of their arrival, whoever sends them.
+//! the pings and the name look-ups of another client beside it are printed; nothing bounds them yet. The
+//! server handles packets in the order in which they arrive, and does not look at their user first.
 
 use std::{
     fs::{self, File},
