@@ -36,7 +36,7 @@ export function linkRows(status: Status, isOpen: (link: string) => boolean): Lin
   });
 }
 
-/** Paths of a class that sleeps have no round-trip time, and so no values. */
+/** Paths of a class that sleeps have no round-trip time, and so no values; those of a path that is down are of before. */
 export function isMeasured(path: Path): boolean {
   return path.state !== "down" && path.rtt_ms > 0;
 }
@@ -50,7 +50,7 @@ function shareOf(rates: Rates, total: number): number | undefined {
 }
 
 function linkRow(link: Link, paths: readonly Path[], total: number): LinkRow {
-  const working = paths.filter((path) => path.state !== "down" && isMeasured(path));
+  const working = paths.filter(isMeasured);
   const quickest = working.reduce<Path | undefined>(
     (best, path) => (best && best.rtt_ms <= path.rtt_ms ? best : path),
     undefined,
