@@ -1,3 +1,7 @@
+//! The target `server` for libFuzzer: one process an input.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| mpvpn_fuzz::server(data));
+libfuzzer_sys::fuzz_target!(
+    init: mpvpn_fuzz::prepare_copies(mpvpn_fuzz::server_with_session),
+    |data: &[u8]| mpvpn_fuzz::play_in_copy(data)
+);

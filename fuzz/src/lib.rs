@@ -6,13 +6,15 @@
 //! `./dev fuzz targets` builds and runs with the nightly compiler. The tests here replay, with the stable
 //! one, the seeds in `seeds/TARGET/` and the inputs in `found/TARGET/`, which broke something once. The seeds
 //! are made by [`seeds::all`] with the encoders of the product. `pages/` is the web site of a target.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 // Fuzzers need a moment to count from, and files of their own.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod api;
 mod config;
 mod datagrams;
+#[cfg(feature = "libfuzzer")]
+mod forked;
 mod front;
 mod https;
 mod input;
@@ -27,9 +29,11 @@ mod users;
 pub use api::control_api;
 pub use config::config;
 pub use datagrams::{fec, labels};
+#[cfg(feature = "libfuzzer")]
+pub use forked::{play_in_copy, prepare_copies};
 pub use front::{dns, dns_forwarder, proxy_heads, proxy_protocol};
 pub use https::https_front;
-pub use live::{client, server};
+pub use live::{client, client_with_session, server, server_with_session};
 pub use machine::{helper, journal};
 pub use masque::{capsules, h3_frames, qpack, requests};
 pub use measure::measure;

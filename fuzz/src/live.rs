@@ -25,7 +25,10 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 use crate::input::Input;
 use peer::Peer;
 
-pub use self::{client::client, server::server};
+pub use self::{
+    client::{client, client_with_session},
+    server::{server, server_with_session},
+};
 
 /// The server's address outside of the tunnel.
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 443);
@@ -41,7 +44,7 @@ const MAX_BURST: usize = 20_000;
 const MAX_EXCHANGES_PER_WAIT: u32 = 16;
 /// Exchanges and datagrams for one input. More: fewer inputs a second. Fewer: states that take long are not
 /// reached.
-const MAX_WORK: usize = 400;
+const MAX_WORK: usize = 250;
 
 /// A UDP payload on a link of the client.
 type Datagram = (LinkId, Vec<u8>);
@@ -158,6 +161,20 @@ impl<S: Subject> World<S> {
             }
         }
         self.run(Duration::from_millis(50));
+    }
+}
+
+/// The flag of an input that says how its session is set up.
+fn first_flag(data: &[u8]) -> bool {
+    data.first().is_some_and(|flags| flags & 1 != 0)
+}
+
+/// Sets up both kinds of session, and plays an input with the one that it needs.
+fn with_session<S>(establish: fn(bool) -> World<S>, play: fn(World<S>, &[u8])) -> impl FnMut(&[u8]) {
+    let mut worlds = [false, true].map(|flag| Some(establish(flag)));
+    move |data| {
+        let world = worlds[usize::from(first_flag(data))].take().expect("a session is used once");
+        play(world, data);
     }
 }
 

@@ -22,9 +22,17 @@ const MAX_FLOWS: usize = 16;
 
 /// `flags, operations…`; see `World::play`.
 pub fn client(data: &[u8]) {
+    play(established(super::first_flag(data)), data);
+}
+
+/// As [`client`], once, with a session that is set up before its input is known.
+pub fn client_with_session() -> impl FnMut(&[u8]) {
+    super::with_session(established, play)
+}
+
+fn play(mut world: World<ClientSubject>, data: &[u8]) {
     let mut input = Input(data);
     let flags = input.byte();
-    let mut world = established(flags & 1 != 0);
     world.play(&mut input);
     if flags & 6 == 6 && !world.subject.is_over {
         // A server that falls silent is noticed: the client connects anew.
