@@ -16,10 +16,8 @@ use std::{
 
 use crate::eventually;
 
-/// Rows and columns of the screen.
-pub const ROWS: usize = 30;
-/// See [`ROWS`].
-pub const COLUMNS: usize = 120;
+/// Rows and columns of a screen on which everything has room.
+const LARGE: [u16; 2] = [30, 120];
 
 /// A program in a terminal of its own.
 pub struct Terminal {
@@ -29,16 +27,21 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a command in a new terminal.
-    pub fn start(mut command: Command) -> Self {
-        let [near, far] = open();
+    /// Starts a command in a new terminal of 30 rows and 120 columns.
+    pub fn start(command: Command) -> Self {
+        Self::with_size(LARGE, command)
+    }
+
+    /// Starts a command in a new terminal with this number of rows and columns.
+    pub fn with_size(size: [u16; 2], mut command: Command) -> Self {
+        let [near, far] = open(size);
         let copy = |fd: &OwnedFd| fd.try_clone().expect("a second handle");
         command.env("TERM", "xterm-256color").env("LC_ALL", "C.UTF-8");
         let child = command.stdin(copy(&far)).stdout(copy(&far)).stderr(far).spawn();
         let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
         // The handles of the far end in `command` would keep the terminal open after the program has ended.
         drop(command);
-        let screen = Arc::new(Mutex::new(Screen::default()));
+        let screen = Arc::new(Mutex::new(Screen::new(size)));
         let (mut output, shown) = (File::from(copy(&near)), Arc::clone(&screen));
         thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -92,9 +95,9 @@ impl Drop for Terminal {
 }
 
 /// Both ends of a new terminal.
-fn open() -> [OwnedFd; 2] {
+fn open([rows, columns]: [u16; 2]) -> [OwnedFd; 2] {
     let (mut near, mut far) = (-1, -1);
-    let size = libc::winsize { ws_row: ROWS as u16, ws_col: COLUMNS as u16, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the pointers are valid or null, as openpty(3) allows; on success both descriptors are new and
     // ours.
     unsafe {
@@ -114,19 +117,12 @@ struct Screen {
     rest: Vec<u8>,
 }
 
-impl Default for Screen {
-    fn default() -> Self {
-        Self {
-            rows: vec![vec![' '; COLUMNS]; ROWS],
-            row: 0,
-            column: 0,
-            is_alternate: false,
-            rest: Vec::new(),
-        }
-    }
-}
-
 impl Screen {
+    fn new([rows, columns]: [u16; 2]) -> Self {
+        let rows = vec![vec![' '; columns.into()]; rows.into()];
+        Self { rows, row: 0, column: 0, is_alternate: false, rest: Vec::new() }
+    }
+
     fn take(&mut self, bytes: &[u8]) {
         self.rest.extend(bytes);
         let text = match std::str::from_utf8(&self.rest) {
@@ -150,7 +146,7 @@ impl Screen {
     fn put(&mut self, next: char) {
         match next {
             '\r' => self.column = 0,
-            '\n' => self.row = (self.row + 1).min(ROWS - 1),
+            '\n' => self.row = (self.row + 1).min(self.rows.len() - 1),
             _ => {
                 assert!(!next.is_control(), "an unknown control character {next:?}");
                 if let Some(cell) = self.rows[self.row].get_mut(self.column) {
@@ -175,7 +171,7 @@ impl Screen {
             |at: usize| parameters.split(';').nth(at).and_then(|text| text.parse().ok()).unwrap_or(1);
         match (last, parameters.as_str()) {
             ('H', _) => (self.row, self.column) = (number(0) - 1, number(1) - 1),
-            ('J', "2") => self.rows = Self::default().rows,
+            ('J', "2") => self.rows.iter_mut().for_each(|row| row.fill(' ')),
             ('h' | 'l', "?1049") => self.is_alternate = last == 'h',
             // Colours and attributes; whether the cursor is shown.
             ('m', _) | ('h' | 'l', "?25") => {}
@@ -187,7 +183,7 @@ impl Screen {
 
 #[test]
 fn a_screen_is_what_the_control_sequences_make_of_it() {
-    let mut screen = Screen::default();
+    let mut screen = Screen::new(LARGE);
     for part in ["\x1b[?1049h\x1b[2Jab\x1b[2;3", "Hc", "d\x1b[1m\u{2581}\x1b[0m\r\ne"] {
         part.bytes().for_each(|byte| screen.take(&[byte]));
     }

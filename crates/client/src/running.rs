@@ -373,6 +373,7 @@ impl Running {
         for link in &mut status.links {
             self.link_use.add_to_status(&self.data_plane.policies, link);
         }
+        status.proxy = self.kind.proxy().is_some();
         status.notes.extend(self.config.note());
         (status.confinement, status.memory) = (confine::status(), event_loop::memory());
         status.kill_switch =

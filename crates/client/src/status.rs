@@ -64,6 +64,7 @@ pub(crate) fn client_status(
     reports: &[(ClassId, ClientReport)],
     member: ConnectionNumber,
 ) -> Status {
+    let now = Instant::now();
     let mut status = Status::new(Role::Client);
     let Some((_, report)) = reports.first() else { return status };
     status.addresses = report.assignment.iter().flat_map(|given| given.addresses.iter().copied()).collect();
@@ -122,7 +123,7 @@ pub(crate) fn client_status(
             let Some((id, link)) = link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
             let local = local_of(link, path.view.remote);
             let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
-            let mut path_status = path_of(path, &class.name, &link.name, local, member);
+            let mut path_status = path_of(now, path, &class.name, &link.name, local, member);
             if id.is_tcp() {
                 set_tcp_transport(&mut path_status, transports.established(id.uplink()));
                 status.paths.push(path_status);
@@ -146,7 +147,6 @@ pub(crate) fn client_status(
             );
         }
     }
-    let now = Instant::now();
     for (id, link) in links.uplinks() {
         let link_config = policies.of(&link.name);
         let all = reports.iter().flat_map(|(_, report)| &report.paths);
@@ -241,6 +241,7 @@ fn asleep_path(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: 
         remote,
         state: PathState::Standby,
         reason: CLASS_ASLEEP.to_owned(),
+        heard_s: None,
         rtt_ms: 0.0,
         min_rtt_ms: 0.0,
         base_rtt_ms: None,
@@ -251,6 +252,7 @@ fn asleep_path(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: 
         in_flight_bytes: 0,
         rate_bps: 0,
         link_rate_bps: None,
+        link_rate_age_s: None,
         backlog_ms: None,
         tx_bytes: 0,
         rx_bytes: 0,

@@ -12,9 +12,9 @@ use mpvpn_status::{Table, fit, section};
 /// Renders the classes, and the rules in the order of evaluation, in lines of at most `width` columns.
 pub fn render_classes(config: &ClientConfig, width: usize) -> String {
     let mut text = String::new();
-    section(&mut text, classes(config).without_empty_columns());
-    section(&mut text, rules(config).without_empty_columns());
-    section(&mut text, steering(config).without_empty_columns());
+    section(&mut text, classes(config).without_empty_columns(), width);
+    section(&mut text, rules(config).without_empty_columns(), width);
+    section(&mut text, steering(config).without_empty_columns(), width);
     text.push_str("\nThe first rule that matches decides; packets that no rule matches belong to the class `default`.\n");
     if let Some(file) = file(config) {
         text.push_str(&format!("Line numbers are those of {file}.\n"));

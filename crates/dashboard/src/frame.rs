@@ -73,15 +73,20 @@ impl RateMeter {
     }
 
     fn session(&self, id: u64) -> Rate {
-        self.rates.now(&id.to_string())
+        self.now(&id.to_string())
+    }
+
+    fn now(&self, key: &str) -> Rate {
+        self.rates.now(key).unwrap_or_default()
     }
 
     /// The sum over all links of a client, or over all classes of a server.
     fn total(&self, status: &Status) -> Rate {
-        match status.role {
+        let total = match status.role {
             Role::Client => self.rates.total(status.links.iter().map(|link| link_key(&link.name))),
             Role::Server => self.rates.total(status.classes.iter().map(|class| class_key(&class.name))),
-        }
+        };
+        total.unwrap_or_default()
     }
 
     /// All sessions with their rates.
@@ -101,7 +106,7 @@ impl RateMeter {
                 .filter(|path| path.link == link.name && path.state == PathState::Active)
                 .min_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
             let sample = LinkSample {
-                rates: stored(self.rates.now(&link_key(&link.name))),
+                rates: stored(self.now(&link_key(&link.name))),
                 rtt_ms: best.map(|path| path.rtt_ms as f32),
                 loss: best.map(|path| path.loss_pct as f32),
             };
@@ -113,7 +118,7 @@ impl RateMeter {
             classes: status
                 .classes
                 .iter()
-                .map(|class| (class.name.clone(), stored(self.rates.now(&class_key(&class.name)))))
+                .map(|class| (class.name.clone(), stored(self.now(&class_key(&class.name)))))
                 .collect(),
             sessions: Vec::new(),
         }
@@ -133,10 +138,8 @@ impl RateMeter {
     pub(crate) fn client_frame(&self, mut status: Status) -> serde_json::Result<Vec<u8>> {
         let total = self.total(&status);
         let (links, paths) = (std::mem::take(&mut status.links), std::mem::take(&mut status.paths));
-        let links =
-            links.iter().map(|link| with_rates(link, self.rates.now(&link_key(&link.name)), Role::Client));
-        let paths =
-            paths.iter().map(|path| with_rates(path, self.rates.now(&path_key("", path)), Role::Client));
+        let links = links.iter().map(|link| with_rates(link, self.now(&link_key(&link.name)), Role::Client));
+        let paths = paths.iter().map(|path| with_rates(path, self.now(&path_key("", path)), Role::Client));
         let frame = Frame {
             total: total.into(),
             links: links.collect(),
@@ -177,7 +180,7 @@ impl RateMeter {
 
     fn shown_client(&self, id: u64, client: &Client) -> serde_json::Result<ShownClient> {
         let owner = id.to_string();
-        let rate = |path: &Path| self.rates.now(&path_key(&owner, path));
+        let rate = |path: &Path| self.now(&path_key(&owner, path));
         let paths = client.paths.iter().map(|path| {
             let with_rates = with_rates(path, rate(path), Role::Server);
             serde_json::to_value(with_rates)

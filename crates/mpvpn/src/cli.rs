@@ -84,7 +84,7 @@ Examples:
   mpvpn proxy --socks5 127.0.0.1:1080 --server 203.0.113.1 --pin SHA256 --token TOKEN
       as any user: a proxy for apps instead of a VPN for the machine
   mpvpn status
-      state, rates, delay and loss of links and paths
+      state, rates, delay and loss of links and classes
   mpvpn top
       the same live, until q is pressed
   mpvpn lab demo

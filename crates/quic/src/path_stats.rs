@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 
-use mpvpn_types::{CongestionControl, Duration, PathId};
+use mpvpn_types::{CongestionControl, Duration, Instant, PathId};
 
 use crate::LocalAddress;
 
@@ -13,6 +13,8 @@ pub struct PathStats {
     pub local: Option<LocalAddress>,
     /// The peer's address.
     pub remote: SocketAddr,
+    /// Whether the packets travel inside TCP.
+    pub inside_tcp: bool,
     /// The address of this end as the peer reported it (draft-seemann-quic-address-discovery).
     pub observed: Option<SocketAddr>,
     /// Smoothed round-trip time.
@@ -40,6 +42,9 @@ pub struct PathStats {
     pub delivery_rate: u64,
     /// The rate of the link for all classes together, configured or measured, if it is known.
     pub link_rate: Option<u64>,
+    /// When packets last waited for the link, so that its rate was measured; `None` if the rate is configured
+    /// or unknown.
+    pub link_rate_measured: Option<Instant>,
     /// For how long the class has had more data than it could send over the link, on all its paths; `None`
     /// without a shaper.
     pub backlog_time: Option<Duration>,

@@ -1,6 +1,9 @@
 //! Paths, and the counters of the connections that have them, as the local API shows them.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use mpvpn_path::PathState as TunnelPathState;
 use mpvpn_quic::HandshakeCounters;
@@ -123,8 +126,9 @@ fn shard_of(member: ConnectionNumber) -> String {
     if member.shard() == 0 { String::new() } else { format!("@{}", member.shard()) }
 }
 
-/// The path of a report.
+/// The path of a report that was made `now`.
 pub fn path_of(
+    now: Instant,
     report: &PathReport,
     class: &str,
     link: &str,
@@ -132,12 +136,13 @@ pub fn path_of(
     member: ConnectionNumber,
 ) -> Path {
     let view = &report.view;
+    let age = |since| now.saturating_duration_since(since).as_secs_f64();
     Path {
         id: path_name(view.id, class, link, report.link, member),
         class: class.to_owned(),
         link: link.to_owned(),
         pipe: None,
-        transport: Some("quic".to_owned()),
+        transport: Some(if view.inside_tcp { "tcp" } else { "quic" }.to_owned()),
         local,
         remote: view.remote,
         state: match report.state {
@@ -146,6 +151,7 @@ pub fn path_of(
             TunnelPathState::Down => PathState::Down,
         },
         reason: report.reason.clone(),
+        heard_s: Some(age(report.last_arrival)),
         rtt_ms: milliseconds(view.rtt),
         min_rtt_ms: milliseconds(view.min_rtt.unwrap_or_default()),
         // It is 0 before the first measurement.
@@ -157,6 +163,7 @@ pub fn path_of(
         in_flight_bytes: view.in_flight,
         rate_bps: view.delivery_rate.saturating_mul(8),
         link_rate_bps: view.link_rate.map(|rate| rate.saturating_mul(8)),
+        link_rate_age_s: view.link_rate_measured.map(age),
         backlog_ms: view.backlog_time.map(|time| time.as_millis() as u64),
         tx_bytes: view.tx_bytes,
         rx_bytes: view.rx_bytes,

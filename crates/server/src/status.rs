@@ -165,7 +165,7 @@ pub(crate) fn server_status(
         add_resequencing(&mut client.resequencing, report.resequencing.map(resequencing_of));
         for path in &report.paths {
             let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
-            client.paths.push(path_of(path, name, "", SocketAddr::new(ip, port), report.connection));
+            client.paths.push(path_of(now, path, name, "", SocketAddr::new(ip, port), report.connection));
         }
     }
     status.clients = clients.into_values().collect();

@@ -345,7 +345,7 @@ pub fn render(check: &CheckReport, width: usize) -> String {
             link.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
         ]);
     }
-    section(&mut text, table);
+    section(&mut text, table, width);
     text.push('\n');
     for link in &check.links {
         let _ = writeln!(text, "{}: {}, because {}", link.name, link.chosen.as_str(), link.why);

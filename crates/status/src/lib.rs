@@ -14,12 +14,14 @@ pub mod link_change;
 pub mod measure;
 pub mod metrics;
 mod overview;
+mod path_figures;
 pub mod pipes;
 pub mod rates;
 pub mod reload_report;
 mod render;
 mod resequencing;
 mod server;
+mod table;
 
 use mpvpn_input::role::Role;
 use std::net::{IpAddr, SocketAddr};
@@ -34,16 +36,21 @@ use mpvpn_input::word_schemas;
 
 pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
 pub use overview::{Overview, SessionSummary};
-pub use render::{Table, fit, section, used_of};
-pub use render::{format_bytes, format_duration, format_rate, render, render_flows, render_links};
+pub use path_figures::{Figure, PathFigures, format_ms};
+pub use render::{Sections, render, render_flows, render_links, used_of};
+pub use render::{format_bytes, format_duration, format_rate};
 pub use resequencing::{FecStats, PathFec, Resequencing};
 pub use server::{Budget, Handshakes, RefusedRequests};
+pub use table::{Table, UNKNOWN, fit, section, wrap};
 
 /// The status of one process: the answer of `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// Whether the process is a server or a client.
     pub role: Role,
+    /// Whether it is a client that serves apps as a proxy, without a TUN device; left out if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub proxy: bool,
     /// The program's version.
     pub version: String,
     /// State of the process.
@@ -110,6 +117,11 @@ impl Status {
     /// The status of a process that has just started.
     pub fn new(role: Role) -> Self {
         Self { role, version: env!("CARGO_PKG_VERSION").into(), ..Self::default() }
+    }
+
+    /// The process in a word: `server`, `client` or `proxy`.
+    pub fn kind(&self) -> &str {
+        if self.proxy { "proxy" } else { self.role.as_str() }
     }
 
     /// The state with its reason, as far as there is one.
@@ -528,6 +540,9 @@ pub struct Path {
     pub state: PathState,
     /// Why the path is in this state; empty if there is no special reason.
     pub reason: String,
+    /// Time since something last arrived on the path, in s; left out where there is no connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_s: Option<f64>,
     /// Smoothed round-trip time, in ms.
     #[serde(serialize_with = "finite")]
     pub rtt_ms: f64,
@@ -556,6 +571,10 @@ pub struct Path {
     /// measured while classes shared the link; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_rate_bps: Option<u64>,
+    /// Time since data last waited for the link, so that its rate was measured, in s; left out where it is
+    /// configured or unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_rate_age_s: Option<f64>,
     /// Time for which the class had more data than could leave over the link, on all pipes of the link
     /// together, summed up, in ms; left out without a shaper.
     #[serde(default, skip_serializing_if = "Option::is_none")]

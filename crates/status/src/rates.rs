@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 
 use mpvpn_input::role::Role;
 
-use crate::{Path, Status};
+use crate::{Client, Path, Status};
 
 /// Rates towards the client (`down`) and from the client (`up`), in bit/s.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -62,6 +62,16 @@ impl Counters {
         Self { key, down_bytes, up_bytes }
     }
 
+    /// The counters of everything in a status that has a rate.
+    pub fn of_all(status: &Status) -> impl Iterator<Item = Self> {
+        let of_client = |client: &Client| {
+            let own = Self::new(Role::Server, client_key(client), client.tx_bytes, client.rx_bytes);
+            let name = client_name(client);
+            Self::of_paths(Role::Server, &name, &client.paths).chain([own]).collect::<Vec<_>>()
+        };
+        Self::of_status(status).chain(status.clients.iter().flat_map(of_client))
+    }
+
     /// The counters of the links, classes and paths of a process, without those of its clients.
     pub fn of_status(status: &Status) -> impl Iterator<Item = Self> {
         let role = status.role;
@@ -92,6 +102,29 @@ pub fn class_key(name: &str) -> String {
     format!("class {name}")
 }
 
+/// The key of a client of a server.
+pub fn client_key(client: &Client) -> String {
+    format!("client {}", client_name(client))
+}
+
+/// The name of a session: its user and its first address.
+pub fn client_name(client: &Client) -> String {
+    match client.addresses.first() {
+        Some(address) => format!("{} {}", client.user, address.addr()),
+        None => client.user.clone(),
+    }
+}
+
+/// The paths of a process, each with the name of its client, which is empty at a client.
+pub fn all_paths(status: &Status) -> impl Iterator<Item = (String, &Path)> {
+    let own = status.paths.iter().map(|path| (String::new(), path));
+    let of_clients = |client| {
+        let name = client_name(client);
+        client.paths.iter().map(move |path| (name.clone(), path))
+    };
+    own.chain(status.clients.iter().flat_map(of_clients))
+}
+
 /// The key of a path of `owner`; see [`Counters::of_paths`].
 pub fn path_key(owner: &str, path: &Path) -> String {
     format!("path {owner} {}", path.id)
@@ -101,6 +134,11 @@ impl Rates {
     /// No rates yet. The last `max_samples` of each counter are kept, at least one.
     pub fn new(max_samples: usize) -> Self {
         Self { max_samples: max_samples.max(1), series: HashMap::new(), uptime: 0.0 }
+    }
+
+    /// Whether no status was taken yet.
+    pub fn is_empty(&self) -> bool {
+        self.series.is_empty()
     }
 
     /// Takes the counters of a status that was made `uptime` seconds after the start of the process.
@@ -127,15 +165,21 @@ impl Rates {
         }
     }
 
-    /// The sum of the latest rates of these counters.
-    pub fn total(&self, keys: impl Iterator<Item = String>) -> Rate {
+    /// The sum of the latest rates of these counters, as far as they are known.
+    pub fn total(&self, keys: impl Iterator<Item = String>) -> Option<Rate> {
         let add = |sum: Rate, rate: Rate| Rate { down: sum.down + rate.down, up: sum.up + rate.up };
-        keys.map(|key| self.now(&key)).fold(Rate::default(), add)
+        keys.filter_map(|key| self.now(&key)).reduce(add)
     }
 
-    /// The latest rate; 0 before the second status.
-    pub fn now(&self, key: &str) -> Rate {
-        self.series.get(key).and_then(|series| series.rates.back().copied()).unwrap_or_default()
+    /// The sum of the rates of a process: of its links, or of its clients.
+    pub fn of_process(&self, status: &Status) -> Option<Rate> {
+        let links = status.links.iter().map(|link| link_key(&link.name));
+        self.total(links.chain(status.clients.iter().map(client_key)))
+    }
+
+    /// The latest rate; `None` before the second status.
+    pub fn now(&self, key: &str) -> Option<Rate> {
+        self.series.get(key)?.rates.back().copied()
     }
 
     /// The last `count` sums of both directions, the oldest first; 0 where nothing is known.
@@ -162,9 +206,9 @@ mod tests {
     fn a_rate_is_the_difference_of_counters_over_the_time_of_the_process() {
         let mut rates = Rates::new(MAX_SAMPLES);
         rates.take(10.0, [counters("eth0", 1000, 0)]);
-        assert_eq!(rates.now("eth0"), Rate::default());
+        assert_eq!(rates.now("eth0"), None);
         rates.take(12.0, [counters("eth0", 251_000, 500)]);
-        assert_eq!(rates.now("eth0"), Rate { down: 1e6, up: 2e3 });
+        assert_eq!(rates.now("eth0"), Some(Rate { down: 1e6, up: 2e3 }));
         assert_eq!(rates.last("eth0", 3), [0.0, 0.0, 1_002_000.0]);
     }
 
@@ -174,9 +218,9 @@ mod tests {
         rates.take(10.0, [counters("eth0", 1000, 0)]);
         rates.take(11.0, [counters("eth0", 2000, 0)]);
         rates.take(0.5, [counters("eth0", 100, 0)]);
-        assert_eq!(rates.now("eth0"), Rate::default());
+        assert_eq!(rates.now("eth0"), None);
         rates.take(1.5, [counters("eth0", 200, 0)]);
-        assert_eq!(rates.now("eth0").down, 800.0);
+        assert_eq!(rates.now("eth0").unwrap().down, 800.0);
     }
 
     #[test]

@@ -3,60 +3,70 @@ use std::fmt::Write;
 use mpvpn_types::{BitRate, ByteSize};
 
 use super::{
-    Budget, Class, Client, Confinement, FecStats, FlowList, FlowState, KillSwitchState, Link, Path,
-    Resequencing, Session, State, Status,
+    Budget, Confinement, FecStats, FlowList, FlowState, KillSwitchState, Link, PathFigures, Resequencing,
+    Session, State, Status, format_ms,
+    rates::{Rate, Rates, all_paths, client_key, client_name, link_key, path_key},
+    table::{Table, UNKNOWN, fit, section, wrap},
 };
 use mpvpn_input::role::Role;
 
-/// Renders the status as text: a headline and tables. Lines longer than `width` columns are cut.
-pub fn render(status: &Status, width: usize) -> String {
-    let mut text = headline(status);
-    for note in &status.notes {
-        let _ = writeln!(text, "note      {note}");
+/// The parts of a status that are shown beyond those that everybody needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sections {
+    /// Each path.
+    pub paths: bool,
+    /// The rights that the process keeps, and the order of packets.
+    pub details: bool,
+}
+
+/// Renders the status as text: sentences and tables, the most important first, in lines of at most `width`
+/// columns.
+pub fn render(status: &Status, rates: &Rates, sections: Sections, width: usize) -> String {
+    let mut text = String::new();
+    let say = |text: &mut String, label: &str, said: &str| {
+        let line = if label.is_empty() { said.to_owned() } else { format!("{label:<9} {said}") };
+        text.extend(wrap(&line, width).into_iter().map(|line| line + "\n"));
+    };
+    say(&mut text, "", &headline(status));
+    status.notes.iter().for_each(|note| say(&mut text, "note", note));
+    match status.kill_switch {
+        None | Some(KillSwitchState::Off) => {}
+        Some(KillSwitchState::Armed) => say(&mut text, "kill", "armed: packets past the tunnel are blocked"),
+        Some(KillSwitchState::Blocking) => {
+            say(&mut text, "kill", "blocking: all packets are blocked until the tunnel is up");
+        }
     }
+    section(&mut text, links(&status.links, Some((status, rates))), width);
+    pipe_reasons(&status.links).iter().for_each(|reason| say(&mut text, "", reason));
+    section(&mut text, clients(status, rates), width);
+    section(&mut text, classes(status), width);
+    if sections.paths {
+        section(&mut text, paths(status, rates), width);
+    }
+    text.push('\n');
     if let Some(Session { server, user, resumed }) = &status.session {
         let again = match resumed {
             0 => String::new(),
             1 => ", resumed once".into(),
             n => format!(", resumed {n} times"),
         };
-        let _ = writeln!(text, "session   {user} at {server}{again}");
+        say(&mut text, "session", &format!("{user} at {server}{again}"));
     }
     if !status.addresses.is_empty() {
-        let _ = writeln!(text, "addresses {}", join(&status.addresses));
-    }
-    match status.kill_switch {
-        None | Some(KillSwitchState::Off) => {}
-        Some(KillSwitchState::Armed) => {
-            text.push_str("kill      armed: packets past the tunnel are blocked\n")
-        }
-        Some(KillSwitchState::Blocking) => {
-            text.push_str("kill      blocking: all packets are blocked until the tunnel is up\n");
-        }
-    }
-    if let Some(confinement) = &status.confinement {
-        let _ = writeln!(text, "confined  {}", confined(confinement));
+        say(&mut text, "addresses", &join(&status.addresses));
     }
     if let Some(Budget { used_bytes, max_bytes, connections }) = status.budget {
         let (used, most) = (format_bytes(used_bytes), format_bytes(max_bytes));
-        let _ = writeln!(text, "memory    {used} of {most} for {connections} connections");
+        say(&mut text, "memory", &format!("{used} of {most} for {connections} connections"));
     }
-    if let Some(counters) = &status.resequencing {
-        let _ = writeln!(text, "order     {}", order(counters));
-        if let Some(repair) = repair(&counters.fec) {
-            let _ = writeln!(text, "repair    {repair}");
+    if sections.details {
+        status.confinement.iter().for_each(|kept| say(&mut text, "confined", &confined(kept)));
+        if let Some(counters) = &status.resequencing {
+            say(&mut text, "order", &order(counters));
+            repair(&counters.fec).iter().for_each(|repair| say(&mut text, "repair", repair));
         }
     }
-    section(&mut text, classes(&status.classes));
-    section(&mut text, links(&status.links));
-    text.push_str(&pipe_reasons(&status.links));
-    section(&mut text, paths(&status.paths));
-    if status.role == Role::Server {
-        section(&mut text, clients(&status.clients));
-        let all: Vec<_> = status.clients.iter().flat_map(|client| client.paths.clone()).collect();
-        section(&mut text, paths(&all));
-    }
-    fit(&text, width)
+    fit(text.trim_end_matches('\n'), width)
 }
 
 /// The rights that are left, and what protects the others.
@@ -122,21 +132,21 @@ fn headline(status: &Status) -> String {
         (Role::Server, n) => format!(", {n} clients"),
     };
     let time = format_duration(status.uptime_s);
-    format!("mpvpn {} {}: {state}, running for {time}{clients}\n", status.role, status.version)
+    format!("mpvpn {} {}: {state}, running for {time}{clients}", status.kind(), status.version)
 }
 
 /// Renders the links as a table.
 pub fn render_links(all: &[Link], width: usize) -> String {
     let mut text = String::new();
-    section(&mut text, links(all));
-    text.push_str(&pipe_reasons(all));
+    section(&mut text, links(all, None), width);
+    pipe_reasons(all).into_iter().for_each(|reason| text += &(reason + "\n"));
     fit(text.trim_start_matches('\n'), width)
 }
 
 /// Renders the flows as a table.
 pub fn render_flows(list: &FlowList, width: usize) -> String {
     let mut text = String::new();
-    section(&mut text, flows(list));
+    section(&mut text, flows(list), width);
     match (list.flows.len(), list.left_out) {
         (0, _) => text.push_str("no flows\n"),
         (_, 0) => {}
@@ -171,58 +181,89 @@ fn flows(list: &FlowList) -> Table {
     table
 }
 
-fn classes(classes: &[Class]) -> Table {
+fn classes(status: &Status) -> Table {
     let mut table = Table::new(
-        "class|state|lane|scheduler, cc|>sends|>receives|>rtt|>loss|>queue|>dropped|>copies|repair|tun",
+        "class|state|>down|>up|>rtt|>loss|>queue|>dropped|reason|>copies|repair|lane|scheduler, cc|tun",
     );
-    for class in classes {
-        let optional = |value: Option<f64>, unit: &str| {
-            value.map_or(String::new(), |value| format!("{value:.1} {unit}"))
+    for class in &status.classes {
+        let (down, up) = match status.role {
+            Role::Client => (class.rx_bps, class.tx_bps),
+            Role::Server => (class.tx_bps, class.rx_bps),
         };
         let copies = class.resequencing.map_or(0, |counters| counters.copies);
+        let rate = |bps: Option<u64>| known(bps, format_rate);
         table.row([
             class.name.clone(),
-            with_reason(class.state.map_or("", State::as_str), &class.reason),
+            class.state.map_or("", State::as_str).to_owned(),
+            rate(down),
+            rate(up),
+            known(class.rtt_ms, format_ms),
+            known(class.loss_pct, percent),
+            format_ms(class.queue_ms),
+            class.drops.to_string(),
+            class.reason.clone(),
+            if copies > 0 { copies.to_string() } else { String::new() },
+            class.resequencing.map_or(String::new(), |counters| repair_in_short(&counters.fec)),
             class.flow_mode.clone(),
             match class.peer_cc.as_ref().filter(|peer| **peer != class.cc) {
                 Some(peer) => format!("{}, {} (server: {peer})", class.scheduler, class.cc),
                 None => format!("{}, {}", class.scheduler, class.cc),
             },
-            class.tx_bps.map_or(String::new(), format_rate),
-            class.rx_bps.map_or(String::new(), format_rate),
-            optional(class.rtt_ms, "ms"),
-            optional(class.loss_pct, "%"),
-            format!("{:.1} ms", class.queue_ms),
-            class.drops.to_string(),
-            if copies > 0 { copies.to_string() } else { String::new() },
-            class.resequencing.map_or(String::new(), |counters| repair_in_short(&counters.fec)),
             class.tun.as_ref().map_or(String::new(), |tun| format!("{tun} {}", join(&class.addresses))),
         ]);
     }
     table.without_empty_columns()
 }
 
-fn links(links: &[Link]) -> Table {
-    let limited = links.iter().any(|link| !limits(link).is_empty());
-    let mut table = Table::new(match limited {
-        true => "link|state|tier|>sent|>received|limits|addresses",
-        false => "link|state|tier|>sent|>received|addresses",
-    });
+/// A figure, or a dash where it is not known.
+fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), text)
+}
+
+fn percent(value: f64) -> String {
+    format!("{value:.1} %")
+}
+
+/// Both directions of a rate: down and up.
+fn directions(rate: Option<Rate>) -> [String; 2] {
+    [rate.map(|rate| rate.down), rate.map(|rate| rate.up)]
+        .map(|bps| known(bps, |bps| format_rate(bps as u64)))
+}
+
+/// The share of a rate in the sum of all.
+fn share(rate: Option<Rate>, all: Option<Rate>) -> String {
+    let sum = all.map(Rate::sum).filter(|sum| *sum > 0.0);
+    known(rate.zip(sum), |(rate, sum)| format!("{:.0} %", 100.0 * rate.sum() / sum))
+}
+
+/// The links; with the figures of their paths and their rates, if those are known.
+fn links(links: &[Link], figures: Option<(&Status, &Rates)>) -> Table {
+    let mut table = Table::new(
+        "link|state|>down|>up|>rtt|>loss|>share|reason|>capacity up|tier|limits|>sent|>received|addresses",
+    );
+    let all = figures.and_then(|(status, rates)| rates.of_process(status));
     for link in links {
-        let mut cells = vec![
+        let of_paths = figures.map(|(status, _)| status.figures_of(link)).unwrap_or_default();
+        let rate = figures.and_then(|(_, rates)| rates.now(&link_key(&link.name)));
+        let [down, up] = directions(rate);
+        table.row([
             link.name.clone(),
-            with_reason(link.state.as_str(), &link.reason),
+            link.state.as_str().to_owned(),
+            down,
+            up,
+            of_paths.rtt_text(),
+            known(of_paths.loss_pct, percent),
+            share(rate, all),
+            link.reason.clone(),
+            of_paths.capacity_text(),
             link.tier.clone(),
+            limits(link),
             format_bytes(link.tx_bytes),
             format_bytes(link.rx_bytes),
-        ];
-        if limited {
-            cells.push(limits(link));
-        }
-        cells.push(join(&link.addresses));
-        table.rows.push(cells);
+            join(&link.addresses),
+        ]);
     }
-    table
+    table.without_empty_columns()
 }
 
 fn limits(link: &Link) -> String {
@@ -247,125 +288,69 @@ pub fn used_of(used: u64, quota: ByteSize) -> String {
 }
 
 /// A line for each link whose number of pipes is found by measurement, with the reason for this number.
-fn pipe_reasons(links: &[Link]) -> String {
-    let mut text = String::new();
-    for link in links {
-        let (Some(pipes), Some(reason)) = (link.pipes, &link.pipes_reason) else { continue };
+fn pipe_reasons(links: &[Link]) -> Vec<String> {
+    let reason = |link: &Link| {
+        let (pipes, reason) = (link.pipes?, link.pipes_reason.as_ref()?);
         let plural = if pipes == 1 { "" } else { "s" };
-        let _ = writeln!(text, "{}: {pipes} pipe{plural}: {reason}", link.name);
-    }
-    text
+        Some(format!("{}: {pipes} pipe{plural}: {reason}", link.name))
+    };
+    links.iter().filter_map(reason).collect()
 }
 
-/// A figure of a path; a dash where it is unknown, or one of before.
-fn known(path: &Path, figure: String) -> String {
-    if path.is_measured() { figure } else { "–".to_owned() }
-}
-
-fn paths(paths: &[Path]) -> Table {
-    let mut table = Table::new("path|state|>rtt|>jitter|>loss|>rate|>sent|>received|>mtu|repair|remote");
-    for path in paths {
+fn paths(status: &Status, rates: &Rates) -> Table {
+    let capacity = if status.role == Role::Server { "capacity down" } else { "capacity up" };
+    let mut table = Table::new(&format!(
+        "client|path|state|>down|>up|>rtt|>loss|reason|>jitter|>{capacity}|>mtu|>sent|>received|repair|remote"
+    ));
+    for (client, path) in all_paths(status) {
+        let measured = |figure: String| known(path.is_measured().then_some(figure), |figure| figure);
+        let [down, up] = directions(rates.now(&path_key(&client, path)));
+        let figures = PathFigures::of([path].into_iter());
         table.row([
+            client,
             path.id.clone(),
-            with_reason(path.state.as_str(), &path.reason),
-            known(path, format!("{:.1} ms", path.rtt_ms)),
-            known(path, format!("{:.1} ms", path.jitter_ms)),
-            known(path, format!("{:.1} %", path.loss_pct)),
-            known(path, format_rate(path.rate_bps)),
+            path.state.as_str().to_owned(),
+            down,
+            up,
+            figures.rtt_text(),
+            measured(percent(path.loss_pct)),
+            path.reason.clone(),
+            measured(format_ms(path.jitter_ms)),
+            figures.capacity_text(),
+            measured(path.mtu.to_string()),
             format_bytes(path.tx_bytes),
             format_bytes(path.rx_bytes),
-            known(path, path.mtu.to_string()),
             path.fec.map_or(String::new(), |fec| repair_effect(fec.percent, fec.made_good, fec.wasted)),
-            path.remote.to_string(),
+            path.remote_text(),
         ]);
     }
     table.without_empty_columns()
 }
 
-fn clients(clients: &[Client]) -> Table {
-    let mut table = Table::new("client|>connected|>sent|>received|>paths|order|addresses");
-    for client in clients {
+fn clients(status: &Status, rates: &Rates) -> Table {
+    let mut table =
+        Table::new("client|>down|>up|>rtt|>loss|>share|>paths|>connected|>sent|>received|order|addresses");
+    let all = rates.of_process(status);
+    for client in &status.clients {
+        let of_paths = PathFigures::of(client.paths.iter());
+        let rate = rates.now(&client_key(client));
+        let [down, up] = directions(rate);
         table.row([
-            client.user.clone(),
+            client_name(client),
+            down,
+            up,
+            of_paths.rtt_text(),
+            known(of_paths.loss_pct, percent),
+            share(rate, all),
+            client.paths.len().to_string(),
             format_duration(client.connected_s),
             format_bytes(client.tx_bytes),
             format_bytes(client.rx_bytes),
-            client.paths.len().to_string(),
             client.resequencing.as_ref().map_or_else(|| "not numbered".into(), order),
             join(&client.addresses),
         ]);
     }
-    table
-}
-
-/// A text table with columns as wide as their widest cell. A head that starts with `>` makes its column
-/// right-aligned.
-pub struct Table {
-    right: Vec<bool>,
-    /// The cells of each row; the first row is the head.
-    pub rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    /// A table with this head, names of columns separated by `|`, and no other row.
-    pub fn new(head: &str) -> Self {
-        let head: Vec<_> = head.split('|').collect();
-        Self {
-            right: head.iter().map(|name| name.starts_with('>')).collect(),
-            rows: vec![head.iter().map(|name| name.trim_start_matches('>').to_owned()).collect()],
-        }
-    }
-
-    /// The table without the columns that are empty in all rows.
-    pub fn without_empty_columns(mut self) -> Self {
-        for column in (0..self.right.len()).rev() {
-            if self.rows[1..].iter().all(|row| row[column].is_empty()) {
-                self.right.remove(column);
-                self.rows.iter_mut().for_each(|row| drop(row.remove(column)));
-            }
-        }
-        self
-    }
-
-    fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.into());
-    }
-}
-
-/// Appends the table to `text`, after an empty line; nothing if it has no row.
-pub fn section(text: &mut String, table: Table) {
-    if table.rows.len() < 2 {
-        return;
-    }
-    let widths: Vec<usize> = (0..table.right.len())
-        .map(|column| table.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    text.push('\n');
-    for row in &table.rows {
-        let cells = row.iter().zip(&widths).zip(&table.right).map(|((cell, width), right)| match right {
-            true => format!("{cell:>width$}"),
-            false => format!("{cell:<width$}"),
-        });
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
-}
-
-/// Cuts lines to `width` columns, and replaces control characters: names come from files and from the far
-/// end, and must not control the terminal.
-pub fn fit(text: &str, width: usize) -> String {
-    let safe = |c: char| if c.is_control() { '?' } else { c };
-    let cut = |line: &str| -> String {
-        match line.chars().count() {
-            n if n <= width => line.chars().map(safe).collect(),
-            _ => line.chars().map(safe).take(width.saturating_sub(1)).chain(['…']).collect(),
-        }
-    };
-    text.lines().map(|line| cut(line) + "\n").collect()
-}
-
-fn with_reason(state: &str, reason: &str) -> String {
-    if reason.is_empty() { state.to_owned() } else { format!("{state} ({reason})") }
+    table.without_empty_columns()
 }
 
 fn join<T: ToString>(items: &[T]) -> String {
@@ -408,7 +393,26 @@ pub fn format_duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EffectiveFlowMode, Flow, flows::tests::flow, tests::EXAMPLE};
+    use crate::{
+        Class, Client, EffectiveFlowMode, Flow, LinkState, Path, PathState, flows::tests::flow,
+        rates::Counters, tests::EXAMPLE,
+    };
+
+    const ALL: Sections = Sections { paths: true, details: true };
+
+    /// The status in text, all of it, with the rates since its counters were 0, a second before.
+    fn text_of(status: &Status, width: usize) -> String {
+        rendered(status, ALL, width)
+    }
+
+    fn rendered(status: &Status, sections: Sections, width: usize) -> String {
+        let mut rates = Rates::new(1);
+        let before =
+            Counters::of_all(status).map(|counters| Counters { down_bytes: 0, up_bytes: 0, ..counters });
+        rates.take(status.uptime_s, before);
+        rates.take(status.uptime_s + 1.0, Counters::of_all(status));
+        render(status, &rates, sections, width)
+    }
 
     fn example() -> Status {
         let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
@@ -416,7 +420,7 @@ mod tests {
         status.paths[0].tx_bytes = 5 << 20;
         let mut second = status.paths[0].clone();
         second.id = "default/eth10/0".into();
-        second.state = crate::PathState::Down;
+        second.state = PathState::Down;
         second.reason = "no carrier".into();
         status.paths.push(second);
         status.resequencing =
@@ -425,31 +429,38 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_status_is_a_headline_and_aligned_tables() {
+    fn a_clients_status_begins_with_its_state_and_its_links() {
+        let mut status = example();
+        status.links[0].rx_bytes = 5 << 20;
         let expected = "\
 mpvpn client 0.1.0: up, running for 12.5 s
+
+link  state         down       up      rtt   loss  share  tier     sent  received  addresses
+eth0  up     41.9 Mbit/s  0 bit/s  12.3 ms  0.0 %  100 %  primary   0 B   5.0 MiB  192.0.2.7
+
+class     queue  dropped  lane  scheduler, cc
+default  0.1 ms        0  auto  auto, bbr
+
+path             state      down           up      rtt   loss  reason      jitter   mtu     sent  received  remote
+default/eth0/0   active  0 bit/s  41.9 Mbit/s  12.3 ms  0.0 %              0.4 ms  1472  5.0 MiB       0 B  203.0.113.1:4433
+default/eth10/0  down    0 bit/s  41.9 Mbit/s        –      –  no carrier       –     –  5.0 MiB       0 B  203.0.113.1:4433
+
 session   alice at 203.0.113.1:4433
 addresses 10.0.0.2/24 fd00::2/64
 order     numbered, 0.4 % retransmitted
-
-class    lane  scheduler, cc   queue  dropped
-default  auto  auto, bbr      0.1 ms        0
-
-link  state  tier     sent  received  addresses
-eth0  up     primary   0 B       0 B  192.0.2.7
-
-path             state                  rtt  jitter   loss         rate     sent  received   mtu  remote
-default/eth0/0   active             12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB       0 B  1472  203.0.113.1:4433
-default/eth10/0  down (no carrier)        –       –      –            –  5.0 MiB       0 B     –  203.0.113.1:4433
 ";
-        assert_eq!(render(&example(), 200), expected);
+        assert_eq!(text_of(&status, 200), expected);
+        let text = rendered(&status, Sections::default(), 200);
+        assert!(!text.contains("default/eth0/0") && !text.contains("order"), "{text}");
+        status.proxy = true;
+        assert!(text_of(&status, 200).starts_with("mpvpn proxy 0.1.0: up, running for "));
     }
 
     #[test]
     fn limits_of_links_have_a_column_where_there_are_any() {
         let mut links = example().links;
         links.push(Link {
-            state: crate::LinkState::Standby,
+            state: LinkState::Standby,
             tier: "backup".into(),
             reason: "a better link works".into(),
             metered: true,
@@ -460,9 +471,9 @@ default/eth10/0  down (no carrier)        –       –      –            – 
             ..Link::new("wwan0")
         });
         let expected = "\
-link   state                          tier     sent  received  limits                                         addresses
-eth0   up                             primary   0 B       0 B                                                 192.0.2.7
-wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbit, weight 3, 1.2 GB of 50 GB
+link   state    reason               tier     limits                                         sent  received  addresses
+eth0   up                            primary                                                  0 B       0 B  192.0.2.7
+wwan0  standby  a better link works  backup   metered, up 20mbit, weight 3, 1.2 GB of 50 GB   0 B       0 B
 ";
         assert_eq!(render_links(&links, 200), expected);
     }
@@ -538,13 +549,13 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
             Class { state: Some(State::Asleep), reason: "not used yet".into(), ..Class::new("cams") },
         ];
         let expected = "\
-class     state                  lane  scheduler, cc       sends  receives      rtt    loss   queue  dropped  copies  repair
-critical  up                     auto  auto, bbr      4.0 Mbit/s   0 bit/s  13.1 ms   0.0 %  0.0 ms        0     300
-bulk      up                     auto  auto, bbr      4.0 Mbit/s   0 bit/s  14.0 ms  30.0 %  0.0 ms        5          12 %, 40 restored, 9 wasted
-default   connecting             auto  auto, bbr                                             0.0 ms        0
-cams      asleep (not used yet)  auto  auto, bbr                                             0.0 ms        0
+class     state          down          up      rtt    loss   queue  dropped  reason        copies  repair                       lane  scheduler, cc
+critical  up          0 bit/s  4.0 Mbit/s  13.1 ms   0.0 %  0.0 ms        0                   300                               auto  auto, bbr
+bulk      up          0 bit/s  4.0 Mbit/s  14.0 ms  30.0 %  0.0 ms        5                        12 %, 40 restored, 9 wasted  auto  auto, bbr
+default   connecting        –           –        –       –  0.0 ms        0                                                     auto  auto, bbr
+cams      asleep            –           –        –       –  0.0 ms        0  not used yet                                       auto  auto, bbr
 ";
-        let text = render(&status, 200);
+        let text = text_of(&status, 200);
         assert!(text.contains(expected), "{text}");
     }
 
@@ -554,10 +565,10 @@ cams      asleep (not used yet)  auto  auto, bbr                                
         let fec = FecStats { percent: 30, recovered: 12, made_good: 7, ..FecStats::default() };
         status.resequencing = Some(Resequencing { fec, ..Resequencing::default() });
         let line = "repair    30 %; lost packets restored: 12 at this end, 7 at the far end; 0 groups lost too much\n";
-        assert!(render(&status, 200).contains(line));
+        assert!(text_of(&status, 200).contains(line));
         status.resequencing =
             Some(Resequencing { fec: FecStats { percent: 0, ..fec }, ..Resequencing::default() });
-        assert!(render(&status, 200).contains("repair    none now; lost packets restored: 12 at"));
+        assert!(text_of(&status, 200).contains("repair    none now; lost packets restored: 12 at"));
     }
 
     #[test]
@@ -574,21 +585,135 @@ cams      asleep (not used yet)  auto  auto, bbr                                
             paths: example().paths,
         });
         status.budget = Some(Budget { used_bytes: 3 << 20, max_bytes: 256 << 20, connections: 2 });
-        let text = render(&status, 200);
+        let text = text_of(&status, 200);
         assert!(text.contains("memory    3.0 MiB of 256.0 MiB for 2 connections\n"), "{text}");
         assert!(text.starts_with("mpvpn server 0.1.0: starting, running for 0.0 s, 1 client\n"), "{text}");
-        assert!(text.contains("ali?[31mce  1 h 1 min"), "{text}");
+        assert!(text.contains("ali?[31mce 10.0.0.2") && text.contains("1 h 1 min"), "{text}");
         assert!(text.contains("1023 B"), "{text}");
         assert!(text.contains("not numbered now; before, 0.5 % retransmitted"), "{text}");
         assert!(text.contains("default/eth10/0"), "{text}");
+        let text = rendered(&status, Sections::default(), 80);
+        let head = "client                     down          up      rtt   loss  share  paths …";
+        assert!(text.lines().nth(2) == Some(head) && !text.contains("default/eth0/0"), "{text}");
+    }
+
+    /// A client whose names, addresses and figures are as long as they get, with 16 links and 8 classes.
+    fn wide() -> Status {
+        let mut status = example();
+        let path = status.paths.remove(0);
+        let name = |at: usize| format!("enp0s20f0u1u2{at:02}");
+        status.state = State::Degraded;
+        let down: Vec<_> =
+            (8..16).map(|at| format!("{} down for 23 h 59 min (no carrier)", name(at))).collect();
+        status.verdict = format!("degraded: {}", down.join("; "));
+        status.links = (0..16)
+            .map(|at| Link {
+                state: if at < 8 { LinkState::Standby } else { LinkState::Down },
+                reason: "the transport of this link is TCP, as UDP gets no answer for 3 s".into(),
+                addresses: vec!["2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap()],
+                rx_bytes: 124_987_500,
+                tx_bytes: 124_987_500,
+                quota_bytes: Some(50_000_000_000),
+                quota_used_bytes: Some(1_234_000_000),
+                ..Link::new(&name(at))
+            })
+            .collect();
+        status.classes = (0..8)
+            .map(|at| Class {
+                state: Some(State::Connecting),
+                tx_bps: Some(999_900_000),
+                rx_bps: Some(999_900_000),
+                rtt_ms: Some(4321.0),
+                loss_pct: Some(100.0),
+                drops: 123_456,
+                reason: "the server allows no more classes: allowed are 4".into(),
+                ..Class::new(&format!("class-of-15-c-{at}"))
+            })
+            .collect();
+        let over = |class: &Class, link: &Link| Path {
+            id: format!("{}/{}/12@3", class.name, link.name),
+            link: link.name.clone(),
+            state: if link.state == LinkState::Down { PathState::Down } else { PathState::Standby },
+            reason: "its class sleeps until it is used".into(),
+            rtt_ms: 4321.0,
+            heard_s: Some(if link.state == LinkState::Down { 3599.0 } else { 0.1 }),
+            loss_pct: 100.0,
+            link_rate_bps: Some(999_900_000),
+            link_rate_age_s: Some(90.0),
+            remote: "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".parse().unwrap(),
+            ..path.clone()
+        };
+        let all = status.classes.iter().flat_map(|class| status.links.iter().map(|link| over(class, link)));
+        status.paths = all.collect();
+        status
     }
 
     #[test]
-    fn nothing_is_wider_than_the_terminal() {
-        for width in [0, 1, 20, 60, 80] {
-            let text = render(&example(), width);
-            assert!(text.lines().all(|line| line.chars().count() <= width.max(1)), "{width}: {text}");
+    fn eighty_columns_hold_the_state_the_links_and_the_classes() {
+        let mut status = wide();
+        let text = text_of(&status, 80);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        for part in [
+            "mpvpn client 0.1.0: degraded: enp0s20f0u1u208 down for 23 h 59 min (no carrier);\n",
+            "\nlink             state            down            up                  rtt …\n",
+            "\nenp0s20f0u1u200  standby  999.9 Mbit/s  999.9 Mbit/s              4321 ms\n",
+            "\nenp0s20f0u1u215  down     999.9 Mbit/s  999.9 Mbit/s  4321 ms, 59 min ago\n",
+            "\nclass            state               down            up      rtt     loss …\n",
+            "\nclass-of-15-c-7  connecting  999.9 Mbit/s  999.9 Mbit/s  4321 ms  100.0 %\n",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
         }
+        // The sentence is wrapped, not cut.
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(&status.verdict), "{text}");
+        status.links.iter_mut().for_each(|link| link.state = LinkState::Standby);
+        status.paths.iter_mut().for_each(|path| path.state = PathState::Standby);
+        status.paths.iter_mut().for_each(|path| path.heard_s = Some(25.0));
+        let text = text_of(&status, 80);
+        let row = "\nenp0s20f0u1u215  standby  999.9 Mbit/s  999.9 Mbit/s  4321 ms  100.0 %    6 %\n";
+        assert!(text.contains(row), "{text}");
+    }
+
+    #[test]
+    fn no_figure_is_cut_at_any_width_and_nothing_is_lost_on_a_wide_terminal() {
+        for status in [example(), wide()] {
+            for width in [0, 1, 20, 60, 80, 100, 200] {
+                let text = text_of(&status, width);
+                assert!(text.lines().all(|line| line.chars().count() <= width.max(1)), "{width}: {text}");
+                for figure in ["999.9 Mbit/s", "100.0 %", "4321 ms"] {
+                    let number = figure.split(' ').next().unwrap();
+                    let is_whole = text.matches(number).count() == text.matches(figure).count();
+                    assert!(width < 20 || is_whole, "{figure} at {width}: {text}");
+                }
+            }
+            let text = text_of(&status, usize::MAX);
+            assert!(!text.contains('…'), "{text}");
+            for link in &status.links {
+                let address = link.addresses[0].to_string();
+                assert!(text.contains(&link.name) && text.contains(&address), "{text}");
+            }
+        }
+        let text = text_of(&wide(), usize::MAX);
+        for part in ["999.9 Mbit/s, 1 min ago", "4321 ms, 59 min ago", "its class sleeps", "1.2 GB of 50 GB"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn an_idle_link_is_not_called_slow() {
+        let mut status = example();
+        status.paths.truncate(1);
+        let text = text_of(&status, 80);
+        let row = text.lines().find(|line| line.starts_with("eth0 ")).unwrap();
+        assert!(
+            row.contains(" 0 bit/s ") && !text.contains("97.4"),
+            "the delivery rate is no capacity: {text}"
+        );
+        status.paths[0].link_rate_bps = Some(100_000_000);
+        status.paths[0].link_rate_age_s = Some(3600.0);
+        let text = text_of(&status, 80);
+        assert!(text.contains(" capacity up") && text.contains("100.0 Mbit/s, 1 h ago"), "{text}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub fn render_users(users: &Users, quotas: &UserQuotas, now: SystemTime, width: 
         |entry| columns.iter().map(|(_, cell)| cell(entry).unwrap_or_else(|| "–".to_owned())).collect();
     table.rows.extend(users.iter().map(cells));
     let mut text = String::new();
-    section(&mut text, table);
+    section(&mut text, table, width);
     fit(text.trim_start_matches('\n'), width)
 }
 

@@ -68,6 +68,12 @@ fn with_udp_blocked_from_the_start_the_tunnel_comes_up_inside_tcp() {
     for link in ["eth1", "eth2"] {
         wait_for_transport(&client, link, Transport::Tcp, TIMEOUT);
     }
+    // The server names the client's end of each TCP connection, not its own socket.
+    let socket = server.socket().to_str().expect("an ASCII path").to_owned();
+    let shown = testbed.mpvpn(Host::Server, &["status", "--paths", "--api-socket", &socket]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let is_named = |link: &str| shown.lines().any(|line| line.contains(link) && line.ends_with(" over TCP"));
+    assert!(is_named(" 10.101.") && is_named(" 10.102.") && !shown.contains("127.0.0.1"), "{shown}");
     unblock(&testbed);
     for link in ["eth1", "eth2"] {
         wait_for_transport(&client, link, Transport::Quic, RETURN_TIMEOUT);

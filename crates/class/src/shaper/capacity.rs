@@ -245,6 +245,8 @@ pub(super) struct CapacityEstimator {
     configured: Option<f64>,
     /// The estimated or configured capacity.
     pub(super) estimate: Option<f64>,
+    /// When the estimate was last measured: packets waited for the link.
+    measured_at: Instant,
     interval_start: Instant,
     current_interval: Interval,
     /// Ring buffer of the last intervals. It grows on demand, because most links of thousands of clients are
@@ -283,6 +285,7 @@ impl CapacityEstimator {
             reason: "nothing was measured yet",
             configured,
             estimate: configured,
+            measured_at: now,
             interval_start: now,
             current_interval: Interval::default(),
             intervals: Vec::new(),
@@ -308,6 +311,11 @@ impl CapacityEstimator {
         if self.configured != configured {
             (self.configured, self.estimate, self.drain) = (configured, configured.or(self.estimate), None);
         }
+    }
+
+    /// When the estimate was last measured; `None` if it is configured or unknown.
+    pub(super) fn measured(&self) -> Option<Instant> {
+        (self.configured.is_none() && self.estimate.is_some()).then_some(self.measured_at)
     }
 
     /// The current decision, for log events.
@@ -458,6 +466,9 @@ impl CapacityEstimator {
     fn judge(&mut self, now: Instant, is_shared: bool) {
         let Some(queue) = self.current_queue(now) else { return };
         let recent_rate = self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE);
+        if recent_rate.is_some() {
+            self.measured_at = now;
+        }
         if !is_shared {
             self.reason = "only one class is active, and its controller finds the rate";
             self.drain = None;
@@ -474,7 +485,7 @@ impl CapacityEstimator {
                 self.estimate = self.rate_from_own_queue();
                 self.reason = "packets are queued in the own direction, and were not while less was sent";
             }
-            self.next_raise = INITIAL_RAISE;
+            (self.next_raise, self.measured_at) = (INITIAL_RAISE, now);
             return;
         };
         if !self.recent(0, RECENT_INTERVALS).any(|interval| interval.is_backlogged(PARTLY_BACKLOGGED_SHARE)) {

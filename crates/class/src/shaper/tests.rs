@@ -327,6 +327,29 @@ fn short_outages_do_not_lower_the_capacity_to_nothing() {
 }
 
 #[test]
+fn a_measured_capacity_says_when_packets_last_waited_for_the_link() {
+    let start = Instant::now();
+    let mut shaper = Shaper::new(start, None);
+    let play = |shaper: &mut Shaper, steps: std::ops::Range<u32>, backlogged| {
+        for now in steps.map(|step| start + step * MS) {
+            for class in [ClassId(0), ClassId(2)] {
+                let delivered = send(shaper, now, class, 1250);
+                let rtt = Some(if backlogged { 40 * MS } else { 25 * MS });
+                let sample = Sample { delivered, rtt, base_rtt: Some(25 * MS), backlogged };
+                shaper.on_sample(now, class, sample);
+            }
+        }
+    };
+    assert_eq!(shaper.capacity_measured(), None);
+    play(&mut shaper, 0..3000, true);
+    play(&mut shaper, 3000..9000, false);
+    let measured = shaper.capacity_measured().expect("the link was full");
+    assert!((2900 * MS..3500 * MS).contains(&(measured - start)), "{:?}", measured - start);
+    shaper.set_capacity(start + 9 * SECOND, Some(mbit(50)));
+    assert_eq!(shaper.capacity_measured(), None, "it is configured");
+}
+
+#[test]
 fn a_single_class_is_not_limited_while_the_capacity_is_unknown() {
     let now = Instant::now();
     let mut shaper = Shaper::new(now, None);

@@ -30,7 +30,7 @@ Examples:
   mpvpn ping -6 --json example.com
       a line of JSON for each answer, and one with the summary
 
-`out` is the path on which the request left this machine: class/link/number as in `mpvpn status`, several if it was copied or
+`out` is the path on which the request left this machine: class/link/number as in `mpvpn status --paths`, several if it was copied or
 sent again. `back` is the path on which the answer arrived here. What a packet does behind the server is not known here.
 Exit code 0 if a request was answered, else 1.";
 

@@ -9,7 +9,10 @@ use std::{
 };
 
 use clap::Parser;
-use mpvpn_status::Status as ProcessStatus;
+use mpvpn_status::{
+    Sections, Status as ProcessStatus,
+    rates::{Counters, Rates},
+};
 
 use super::Command;
 use crate::{
@@ -23,6 +26,8 @@ Examples:
   mpvpn status
       exit code 0 if the tunnel works, 3 if it does not, 1 if no process answers; with --json 0 whenever
       one answers
+  mpvpn status --paths --details
+      each path, the order of packets, and the rights that the process keeps
   mpvpn status --flows
       each connection inside the tunnel, and whether it travels as a stream or as packets
   mpvpn status --wait 30
@@ -39,6 +44,12 @@ pub(crate) struct Status {
     /// List the flows inside the tunnel: how each travels, and why
     #[arg(long)]
     pub(crate) flows: bool,
+    /// Show each path as well: a class of traffic has one over each link, or several
+    #[arg(long)]
+    pub(crate) paths: bool,
+    /// Show the rights that the process keeps, and the order of packets, as well
+    #[arg(long)]
+    pub(crate) details: bool,
     /// Wait until the process runs and its tunnel is up, for so many seconds at most; exit code 1 if it is
     /// not up by then
     #[arg(long, value_name = "SECONDS")]
@@ -63,7 +74,8 @@ impl Command for Status {
         }
         let socket = self.target.socket()?;
         // A process that cannot be asked at all is an error; later it may restart.
-        let (mut text, works) = self.text(&socket)?;
+        let mut rates = Rates::new(1);
+        let (mut text, works) = self.text(&socket, &mut rates)?;
         let Some(interval) = self.watch else {
             print(&text)?;
             return Ok(if works { ExitCode::SUCCESS } else { NOT_WORKING.into() });
@@ -74,7 +86,7 @@ impl Command for Status {
                 return Ok(ExitCode::SUCCESS);
             }
             thread::sleep(interval);
-            let asked = self.text(&socket).map(|(text, _)| text);
+            let asked = self.text(&socket, &mut rates).map(|(text, _)| text);
             text = asked.unwrap_or_else(|failure| failure.about(Self::SUMMARY).text() + "\n");
             if clear.is_empty() && !self.json {
                 text.insert(0, '\n');
@@ -86,6 +98,10 @@ impl Command for Status {
 /// The exit code where a process answers and its tunnel does not work, as of `systemctl status` for a service
 /// that does not run.
 const NOT_WORKING: u8 = 3;
+
+/// Time over which the rates of a first status are measured. Longer: the answer comes late; shorter: a few
+/// packets are a rate. As on the dashboard. Chosen.
+const RATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Clears the terminal and goes to its first column and line (ECMA-48: ED, CUP).
 const CLEAR_SCREEN: &str = "\x1b[2J\x1b[H";
@@ -99,7 +115,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 
 impl Status {
     /// The text to print, and whether the tunnel works as far as the text says.
-    fn text(&self, socket: &Path) -> Result<(String, bool), Failure> {
+    fn text(&self, socket: &Path, rates: &mut Rates) -> Result<(String, bool), Failure> {
         if self.flows {
             let flows = mpvpn_api::fetch_flows(socket)?;
             let text = match self.json {
@@ -108,12 +124,22 @@ impl Status {
             };
             return Ok((text, true));
         }
-        let status = mpvpn_api::fetch_status(socket)?;
-        let text = match self.json {
-            true => json_line(serde_json::to_string(&status))?,
-            false => mpvpn_status::render(&status, width()),
-        };
-        Ok((text, self.json || status.state.works()))
+        let mut status = mpvpn_api::fetch_status(socket)?;
+        if self.json {
+            return Ok((json_line(serde_json::to_string(&status))?, true));
+        }
+        let is_first = rates.is_empty();
+        rates.take(status.uptime_s, Counters::of_all(&status));
+        if is_first {
+            thread::sleep(RATE_INTERVAL);
+            // Where the process has ended meanwhile, its last status counts, without rates.
+            if let Ok(later) = mpvpn_api::fetch_status(socket) {
+                rates.take(later.uptime_s, Counters::of_all(&later));
+                status = later;
+            }
+        }
+        let sections = Sections { paths: self.paths, details: self.details };
+        Ok((mpvpn_status::render(&status, rates, sections, width()), status.state.works()))
     }
 
     /// Returns when the process is up.
@@ -142,7 +168,7 @@ fn late(limit: Duration, answer: Result<ProcessStatus, Failure>) -> Failure {
     let next = "`mpvpn events` and the log (journalctl -u 'mpvpn*') say why; `mpvpn check` tries each link";
     match answer {
         Ok(status) => {
-            let why = format!("after {limit:?} the {} is not up: {}", status.role, status.sentence());
+            let why = format!("after {limit:?} the {} is not up: {}", status.kind(), status.sentence());
             Failure::runtime(why, next)
         }
         Err(failure) => failure,

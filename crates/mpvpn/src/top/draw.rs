@@ -4,7 +4,9 @@
 //! repeats what words say; control characters of names never reach the terminal (ratatui leaves them out).
 
 use mpvpn_input::role::Role;
-use mpvpn_status::{KillSwitchState, State, Status, events::LoggedEvent, format_duration, format_rate};
+use mpvpn_status::{
+    KillSwitchState, State, Status, UNKNOWN, events::LoggedEvent, format_duration, format_rate, wrap,
+};
 use ratatui::{
     Frame,
     layout::{Alignment, Constraint, Layout, Rect},
@@ -16,13 +18,16 @@ use ratatui::{
 use super::{
     screen::Screen,
     sheet::{Health, Sheet},
-    views::{View, total},
+    views::View,
 };
 
 /// Rows of events below a table, where the screen has room for them.
 const EVENT_ROWS: u16 = 6;
 /// Rows of the screen from which events are shown below a table.
 const MIN_ROWS_FOR_EVENTS: u16 = 18;
+/// Rows of the sentence about a process that does not work on all its links, at most: more would leave few to
+/// the table on a terminal of 24 rows.
+const MAX_VERDICT_ROWS: usize = 2;
 /// Characters of bars at the end of a row, at least: fewer say nothing.
 const MIN_BARS: u16 = 6;
 
@@ -42,8 +47,10 @@ pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>) {
         true => EVENT_ROWS,
         false => 0,
     };
-    let [head, tabs, body, detail, event_area, foot] = Layout::vertical([
+    let verdict = verdict(screen, area.width.into());
+    let [head, verdict_area, tabs, body, detail, event_area, foot] = Layout::vertical([
         Constraint::Length(1),
+        Constraint::Length(verdict.len() as u16),
         Constraint::Length(1),
         Constraint::Fill(1),
         Constraint::Length(1),
@@ -52,6 +59,8 @@ pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>) {
     ])
     .areas(area);
     frame.render_widget(headline(screen, head.width), head);
+    let style = health_style(screen, health_of(screen.shown_status())).add_modifier(Modifier::BOLD);
+    frame.render_widget(Paragraph::new(verdict.join("\n")).style(style), verdict_area);
     frame.render_widget(views(screen), tabs);
     if screen.view == View::Events {
         draw_events(screen, frame, body, screen.events_skipped);
@@ -79,25 +88,44 @@ fn dim() -> Style {
     Style::new().add_modifier(Modifier::DIM)
 }
 
+/// The state with its reason in lines, where a reason is known: the client is not up.
+fn verdict(screen: &Screen, width: usize) -> Vec<String> {
+    let status = screen.shown_status();
+    if screen.away.is_some() || status.sentence() == status.state.as_str() {
+        return Vec::new();
+    }
+    let mut lines = wrap(status.sentence(), width.saturating_sub(2));
+    if lines.len() > MAX_VERDICT_ROWS {
+        lines.truncate(MAX_VERDICT_ROWS);
+        lines[MAX_VERDICT_ROWS - 1] += " …";
+    }
+    lines
+}
+
+fn health_of(status: &Status) -> Health {
+    match status.state {
+        State::Up => Health::Works,
+        State::Reconnecting | State::Stopping | State::NoAnswer => Health::Fails,
+        State::Starting | State::Connecting | State::Asleep | State::Degraded => Health::Waits,
+    }
+}
+
 /// The name, the state and the rates of the process.
 fn headline(screen: &Screen, width: u16) -> Line<'static> {
     let status = screen.shown_status();
     if let Some(why) = &screen.away {
-        let text = format!("mpvpn {}: no answer, trying again: {why}", status.role);
+        let text = format!("mpvpn {}: no answer, trying again: {why}", status.kind());
         return Line::from(Span::styled(
             text,
             health_style(screen, Health::Fails).add_modifier(Modifier::BOLD),
         ));
     }
-    let rate = total(status, &screen.rates);
-    let rates = format!("down {} up {}", format_rate(rate.down as u64), format_rate(rate.up as u64));
-    let health = match status.state {
-        State::Up => Health::Works,
-        State::Reconnecting | State::Stopping | State::NoAnswer => Health::Fails,
-        State::Starting | State::Connecting | State::Asleep | State::Degraded => Health::Waits,
-    };
-    let name = format!("mpvpn {} ", status.role);
-    let state = status.sentence().to_owned();
+    let rate = screen.rates.of_process(status);
+    let [down, up] = [rate.map(|rate| rate.down), rate.map(|rate| rate.up)]
+        .map(|rate| rate.map_or_else(|| UNKNOWN.to_owned(), |rate| format_rate(rate as u64)));
+    let rates = format!("down {down} up {up}");
+    let name = format!("mpvpn {} ", status.kind());
+    let state = status.state.to_string();
     let rest = format!(" {}{}", format_duration(status.uptime_s), about(status));
     let room =
         usize::from(width).saturating_sub(name.len() + state.chars().count() + rates.chars().count() + 1);
@@ -105,7 +133,7 @@ fn headline(screen: &Screen, width: u16) -> Line<'static> {
     let gap = " ".repeat(room + 1 - rest.chars().count());
     Line::from(vec![
         Span::styled(name, bold()),
-        Span::styled(state, health_style(screen, health).add_modifier(Modifier::BOLD)),
+        Span::styled(state, health_style(screen, health_of(status)).add_modifier(Modifier::BOLD)),
         Span::raw(rest),
         Span::raw(gap),
         Span::styled(rates, bold()),
@@ -155,7 +183,7 @@ fn draw_sheet(screen: &Screen, sheet: &Sheet, selected: Option<usize>, frame: &m
         return;
     }
     let shown = columns_that_fit(sheet, area.width);
-    let taken: u16 = shown.iter().map(|(_, width)| width + 1).sum();
+    let taken: u16 = shown.iter().map(|(_, width)| width.saturating_add(1)).sum();
     let bars = area.width.saturating_sub(taken);
     let has_bars = bars >= MIN_BARS && sheet.rows.iter().any(|row| !row.history.is_empty());
 
@@ -184,21 +212,31 @@ fn draw_sheet(screen: &Screen, sheet: &Sheet, selected: Option<usize>, frame: &m
     frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(selected));
 }
 
-/// The columns that fit, from the left, with their widths: wider than the least where a cell needs it and
-/// room is left.
+/// The columns that fit, from the left, with their widths. Numbers are shown in full, and so are names in the
+/// first column up to a third of the width; other texts are cut to the least width of their column where the
+/// room is needed.
 fn columns_that_fit(sheet: &Sheet, width: u16) -> Vec<(usize, u16)> {
-    let mut room = width;
+    let widest = |at: usize| {
+        let widths = sheet.rows.iter().map(|row| row.cells[at].text.chars().count());
+        u16::try_from(widths.max().unwrap_or(0)).unwrap_or(u16::MAX)
+    };
+    // Each column but the first begins with a space.
+    let mut room = width.saturating_add(1);
     let mut shown = Vec::new();
     for (at, column) in sheet.columns.iter().enumerate() {
-        if column.width > room {
+        let least = match (at, column.is_number) {
+            (_, true) => column.width.max(widest(at)),
+            (0, false) => column.width.max(widest(at).min(width / 3)),
+            (_, false) => column.width,
+        };
+        if least >= room {
             break;
         }
-        shown.push((at, column.width));
-        room = room.saturating_sub(column.width + 1);
+        shown.push((at, least));
+        room -= least + 1;
     }
     for (at, width) in &mut shown {
-        let widest = sheet.rows.iter().map(|row| row.cells[*at].text.chars().count()).max().unwrap_or(0);
-        let more = u16::try_from(widest).unwrap_or(u16::MAX).saturating_sub(*width).min(room);
+        let more = widest(*at).saturating_sub(*width).min(room);
         *width += more;
         room -= more;
     }

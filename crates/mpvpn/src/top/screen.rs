@@ -1,13 +1,16 @@
 //! The state of a live screen, which arrivals and keys change.
 
 use mpvpn_input::role::Role;
-use mpvpn_status::{FlowList, Status, rates::Rates};
+use mpvpn_status::{
+    FlowList, Status,
+    rates::{Counters, Rates},
+};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{
     event_list::EventList,
     sheet::{Sheet, Sorting},
-    views::{self, View},
+    views::View,
 };
 
 /// Longest text of a filter (characters).
@@ -75,7 +78,7 @@ impl Screen {
 
     pub(super) fn on_status(&mut self, status: Status) {
         self.away = None;
-        self.rates.take(status.uptime_s, views::counters(&status));
+        self.rates.take(status.uptime_s, Counters::of_all(&status));
         self.status = status;
         if !View::of(self.status.role).contains(&self.view) {
             self.show(View::of(self.status.role)[0]);

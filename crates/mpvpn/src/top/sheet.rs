@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use mpvpn_status::UNKNOWN;
+
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Column {
@@ -40,7 +42,7 @@ impl Cell {
 
     /// A number that is not known.
     pub(super) fn unknown() -> Self {
-        Self { text: String::new(), order: Some(f64::NEG_INFINITY) }
+        Self { text: UNKNOWN.to_owned(), order: Some(f64::NEG_INFINITY) }
     }
 
     fn compare(&self, other: &Self) -> Ordering {

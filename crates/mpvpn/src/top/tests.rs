@@ -1,7 +1,7 @@
 //! Whole screens, drawn on a terminal in memory.
 
 use mpvpn_input::role::Role;
-use mpvpn_status::{Link, LinkState, State, Status, User};
+use mpvpn_status::{Link, LinkState, Path, PathState, State, Status, User};
 use ratatui::{
     Terminal,
     backend::TestBackend,
@@ -20,7 +20,20 @@ fn client(uptime_s: f64, wan_state: LinkState, megabytes: [u64; 2]) -> Status {
         down.reason = "nothing arrives for 71 ms".into();
     }
     let links = vec![link("eth0", LinkState::Up, megabytes[0] * 1_000_000), down];
-    Status { state: State::Up, uptime_s, links, ..Status::new(Role::Client) }
+    let paths = vec![path("eth0", 0.0), path("eth0", 28.0)];
+    Status { state: State::Up, uptime_s, links, paths, ..Status::new(Role::Client) }
+}
+
+/// A path over a link; without a connection if its round-trip time is 0.
+fn path(link: &str, rtt_ms: f64) -> Path {
+    let address = "192.0.2.1:4433";
+    let value = serde_json::json!({
+        "id": format!("default/{link}/0"), "class": "default", "link": link, "local": address, "remote": address,
+        "state": PathState::Standby, "reason": "", "rtt_ms": rtt_ms, "min_rtt_ms": 0.0, "jitter_ms": 0.0,
+        "loss_pct": 0.0, "cwnd_bytes": 0, "in_flight_bytes": 0, "rate_bps": 0, "tx_bytes": 0, "rx_bytes": 0,
+        "tx_packets": 0, "rx_packets": 0, "lost_packets": 0, "mtu": 0,
+    });
+    serde_json::from_value(value).unwrap()
 }
 
 /// The lines of the screen on a terminal of this size.
@@ -57,9 +70,9 @@ fn each_link_has_its_rate_and_its_share_of_the_sum() {
     assert!(lines[0].starts_with("mpvpn client up 11.0 s"), "{lines:#?}");
     assert!(lines[0].ends_with("down 32.0 Mbit/s up 0 bit/s"), "{lines:#?}");
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert_eq!(words(&lines[2]), "link state tier down up share rtt loss trend");
-    assert_eq!(words(&lines[3]), "eth0 up primary 24.0 Mbit/s 0 bit/s 75 % #");
-    assert_eq!(words(&lines[4]), "wwan0 up primary 8.0 Mbit/s 0 bit/s 25 % :");
+    assert_eq!(words(&lines[2]), "link state down up share rtt loss tier trend");
+    assert_eq!(words(&lines[3]), "eth0 up 24.0 Mbit/s 0 bit/s 75 % 28.0 ms 0.0 % primary #");
+    assert_eq!(words(&lines[4]), "wwan0 up 8.0 Mbit/s 0 bit/s 25 % – – primary :");
 }
 
 #[test]
@@ -78,11 +91,60 @@ fn the_selected_row_tells_its_reason() {
     press(&mut screen, "v");
     let lines = drawn(&screen, 80, 24);
     assert!(lines[4].contains("down"), "{lines:#?}");
-    assert!(lines.iter().any(|line| line == "nothing arrives for 71 ms"), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.starts_with("nothing arrives for 71 ms")), "{lines:#?}");
     // The selection stays with the link, wherever it stands.
     press(&mut screen, "sr");
     let lines = drawn(&screen, 80, 24);
     assert!(lines[3].starts_with("wwan0") && lines.iter().any(|line| line.contains("71 ms")), "{lines:#?}");
+}
+
+/// 16 links with names of 15 characters that carry a lot, and are all down.
+fn many_links(uptime_s: f64, bytes: u64) -> Status {
+    let mut status = client(uptime_s, LinkState::Down, [0, 0]);
+    status.state = State::NoAnswer;
+    let link = |at| Link {
+        rx_bytes: bytes,
+        tx_bytes: bytes,
+        reason: "no carrier".into(),
+        ..Link::new(&format!("enp0s20f0u1u2{at:02}"))
+    };
+    status.links = (0..16).map(link).collect();
+    let last_heard =
+        |link: &Link| Path { state: PathState::Down, heard_s: Some(3599.0), ..path(&link.name, 1234.0) };
+    status.paths = status.links.iter().map(last_heard).collect();
+    let down: Vec<_> = status.links.iter().map(|link| format!("{} down (no carrier)", link.name)).collect();
+    status.verdict = format!("no answer for 59.9 s (no link can be used: {})", down.join("; "));
+    status
+}
+
+#[test]
+fn eighty_columns_hold_whole_figures_and_the_sentence_about_an_outage() {
+    let mut screen = Screen::new(true, true);
+    screen.on_status(many_links(10.0, 0));
+    assert!(drawn(&screen, 80, 24)[0].ends_with("  down – up –"), "no rate is known yet");
+    screen.on_status(many_links(11.0, 124_987_500));
+    let lines = drawn(&screen, 80, 24);
+    assert!(lines[0].starts_with("mpvpn client no-answer 11.0 s"), "{lines:#?}");
+    assert!(lines[0].ends_with("down 16.0 Gbit/s up 16.0 Gbit/s"), "{lines:#?}");
+    assert!(lines[1].starts_with("no answer for 59.9 s (no link can be used: enp0s"), "{lines:#?}");
+    assert!(lines[2].ends_with(" …") && lines[3].starts_with(" 1 links "), "{lines:#?}");
+    assert_eq!(
+        lines[4].split_whitespace().collect::<Vec<_>>(),
+        ["link", "state", "down", "up", "share", "rtt"]
+    );
+    let row = &lines[5];
+    assert!(row.starts_with("enp0s20f0u1u200 down "), "{lines:#?}");
+    assert!(row.ends_with(" 999.9 Mbit/s 999.9 Mbit/s   6 % 1234 ms, 59 min ago"), "{lines:#?}");
+    assert!(lines[23].ends_with("q end"), "{lines:#?}");
+    screen.on_status(client(12.0, LinkState::Up, [1, 1]));
+    assert!(drawn(&screen, 80, 24)[1].starts_with(" 1 links "), "nothing fails");
+}
+
+#[test]
+fn a_proxy_is_called_one() {
+    let mut screen = Screen::new(true, true);
+    screen.on_status(Status { proxy: true, ..client(10.0, LinkState::Up, [0, 0]) });
+    assert!(drawn(&screen, 80, 24)[0].starts_with("mpvpn proxy up 10.0 s"));
 }
 
 #[test]

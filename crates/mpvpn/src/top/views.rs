@@ -4,9 +4,9 @@
 
 use mpvpn_input::role::Role;
 use mpvpn_status::{
-    Class, Client, FlowList, FlowState, Link, LinkState, Path, PathState, State, Status, User, UserState,
-    format_bytes, format_duration, format_rate,
-    rates::{Counters, Rate, Rates, class_key, link_key, path_key},
+    Class, Client, Figure, FlowList, FlowState, Link, LinkState, Path, PathFigures, PathState, State, Status,
+    User, UserState, format_bytes, format_duration, format_ms, format_rate,
+    rates::{Rate, Rates, all_paths, class_key, client_key, client_name, link_key, path_key},
 };
 
 use super::sheet::{Cell, Column, Health, Row, Sheet, number, text};
@@ -60,42 +60,9 @@ impl View {
     }
 }
 
-/// The counters of everything in a status that has a rate.
-pub(super) fn counters(status: &Status) -> Vec<Counters> {
-    let of_client = |client: &Client| {
-        let (name, paths) = (client_name(client), &client.paths);
-        let own = Counters::new(Role::Server, client_key(client), client.tx_bytes, client.rx_bytes);
-        Counters::of_paths(Role::Server, &name, paths).chain([own]).collect::<Vec<_>>()
-    };
-    Counters::of_status(status).chain(status.clients.iter().flat_map(of_client)).collect()
-}
-
-/// The sum of the rates of a process: of its links, or of its clients.
-pub(super) fn total(status: &Status, rates: &Rates) -> Rate {
-    let links = status.links.iter().map(|link| link_key(&link.name));
-    rates.total(links.chain(status.clients.iter().map(client_key)))
-}
-
-fn client_key(client: &Client) -> String {
-    format!("client {}", client_name(client))
-}
-
-/// The name of a session: its user and its first address.
-fn client_name(client: &Client) -> String {
-    match client.addresses.first() {
-        Some(address) => format!("{} {}", client.user, address.addr()),
-        None => client.user.clone(),
-    }
-}
-
-/// The paths of a process with their keys.
-fn all_paths(status: &Status) -> impl Iterator<Item = (String, &Path)> {
-    let own = status.paths.iter().map(|path| (path_key("", path), path));
-    let of_clients = status.clients.iter().flat_map(|client| {
-        let name = client_name(client);
-        client.paths.iter().map(move |path| (path_key(&name, path), path))
-    });
-    own.chain(of_clients)
+/// The rates down and up.
+fn rate_cells(rate: Option<Rate>) -> [Cell; 2] {
+    [rate.map(|rate| rate.down), rate.map(|rate| rate.up)].map(|rate| optional(rate, rate_cell))
 }
 
 fn rate_cell(rate: f64) -> Cell {
@@ -103,24 +70,27 @@ fn rate_cell(rate: f64) -> Cell {
 }
 
 fn milliseconds(value: f64) -> Cell {
-    Cell::number(value, format!("{value:.1} ms"))
+    Cell::number(value, format_ms(value))
+}
+
+/// The round-trip time, with its age if it is old.
+fn rtt_cell(figures: &PathFigures) -> Cell {
+    optional(figures.rtt, |Figure { value, .. }| Cell::number(value, figures.rtt_text()))
 }
 
 fn percent(value: f64) -> Cell {
     Cell::number(value, format!("{value:.1} %"))
 }
 
-fn optional(value: Option<f64>, cell: fn(f64) -> Cell) -> Cell {
+fn optional<T>(value: Option<T>, cell: impl FnOnce(T) -> Cell) -> Cell {
     value.map_or_else(Cell::unknown, cell)
 }
 
 /// The share of a rate in a sum.
-fn share(rate: Rate, sum: f64) -> Cell {
-    if sum <= 0.0 {
-        return Cell::unknown();
-    }
-    let share = 100.0 * rate.sum() / sum;
-    Cell::number(share, format!("{share:.0} %"))
+fn share(rate: Option<Rate>, all: Option<Rate>) -> Cell {
+    let sum = all.map(Rate::sum).filter(|sum| *sum > 0.0);
+    let share = rate.zip(sum).map(|(rate, sum)| 100.0 * rate.sum() / sum);
+    optional(share, |share| Cell::number(share, format!("{share:.0} %")))
 }
 
 /// How much of a quota is used; empty without one.
@@ -141,27 +111,25 @@ macro_rules! columns {
 }
 
 const LINKS: &[Column] = columns! {
-    text "link" 8; text "state" 7; text "tier" 8; number "down" 12; number "up" 12; number "share" 5;
-    number "rtt" 8; number "loss" 6;
+    text "link" 8; text "state" 7; number "down" 12; number "up" 12; number "share" 5; number "rtt" 8;
+    number "loss" 6; text "tier" 8;
 };
 
 fn links(status: &Status, rates: &Rates) -> Sheet {
-    let sum = total(status, rates).sum();
+    let all = rates.of_process(status);
     let row = |link: &Link| {
         let key = link_key(&link.name);
-        let now = rates.now(&key);
-        let working = || status.paths.iter().filter(|path| path.link == link.name && path.is_measured());
-        let lowest_rtt = working().map(|path| path.rtt_ms).min_by(f64::total_cmp);
-        let highest_loss = working().map(|path| path.loss_pct).max_by(f64::total_cmp);
+        let (now, figures) = (rates.now(&key), status.figures_of(link));
+        let [down, up] = rate_cells(now);
         let cells = vec![
             Cell::text(&link.name),
             Cell::text(link.state.as_str()),
+            down,
+            up,
+            share(now, all),
+            rtt_cell(&figures),
+            optional(figures.loss_pct, percent),
             Cell::text(&link.tier),
-            rate_cell(now.down),
-            rate_cell(now.up),
-            share(now, sum),
-            optional(lowest_rtt, milliseconds),
-            optional(highest_loss, percent),
         ];
         let quota = quota_text(link.quota_bytes, link.quota_used_bytes);
         let addresses: Vec<_> = link.addresses.iter().map(ToString::to_string).collect();
@@ -172,7 +140,12 @@ fn links(status: &Status, rates: &Rates) -> Sheet {
                 LinkState::Down => Health::Fails,
             },
             history: rates.last(&key, HISTORY),
-            detail: joined([link.reason.clone(), addresses.join(" "), quota]),
+            detail: joined([
+                link.reason.clone(),
+                format!("capacity up {}", figures.capacity_text()),
+                addresses.join(" "),
+                quota,
+            ]),
             key,
             cells,
         }
@@ -189,17 +162,17 @@ const PATHS: &[Column] = columns! {
 };
 
 fn paths(status: &Status, rates: &Rates) -> Sheet {
-    let row = |(key, path): (String, &Path)| {
-        let now = rates.now(&key);
+    let row = |(client, path): (String, &Path)| {
+        let key = path_key(&client, path);
+        let [down, up] = rate_cells(rates.now(&key));
         let measured = |value| path.is_measured().then_some(value);
-        let name = key.strip_prefix("path ").unwrap_or(&key).trim_start();
         Row {
             cells: vec![
-                Cell::text(name),
+                Cell::text(format!("{client} {}", path.id).trim_start()),
                 Cell::text(path.state.as_str()),
-                rate_cell(now.down),
-                rate_cell(now.up),
-                optional(measured(path.rtt_ms), milliseconds),
+                down,
+                up,
+                rtt_cell(&PathFigures::of([path].into_iter())),
                 optional(measured(path.jitter_ms), milliseconds),
                 optional(measured(path.loss_pct), percent),
             ],
@@ -211,9 +184,9 @@ fn paths(status: &Status, rates: &Rates) -> Sheet {
             history: rates.last(&key, HISTORY),
             detail: joined([
                 path.reason.clone(),
-                format!("{} to {}", path.local, path.remote),
-                path.transport.clone().unwrap_or_default(),
-                format!("lowest rtt {:.1} ms", path.min_rtt_ms),
+                format!("{} to {}", path.local, path.remote_text()),
+                measured(path.min_rtt_ms)
+                    .map_or_else(String::new, |ms| format!("lowest rtt {}", format_ms(ms))),
                 format!("{} lost packets", path.lost_packets),
                 format!("window {}", format_bytes(path.cwnd_bytes)),
                 format!("mtu {}", path.mtu),
@@ -232,13 +205,13 @@ const CLASSES: &[Column] = columns! {
 fn classes(status: &Status, rates: &Rates) -> Sheet {
     let row = |class: &Class| {
         let key = class_key(&class.name);
-        let now = rates.now(&key);
+        let [down, up] = rate_cells(rates.now(&key));
         Row {
             cells: vec![
                 Cell::text(&class.name),
                 Cell::text(class.state.map_or("", State::as_str)),
-                rate_cell(now.down),
-                rate_cell(now.up),
+                down,
+                up,
                 optional(class.rtt_ms, milliseconds),
                 optional(class.loss_pct, percent),
                 milliseconds(class.queue_ms),
@@ -297,21 +270,21 @@ const CLIENTS: &[Column] = columns! {
 };
 
 fn clients(status: &Status, rates: &Rates) -> Sheet {
-    let sum = total(status, rates).sum();
+    let all = rates.of_process(status);
     let row = |client: &Client| {
         let key = client_key(client);
-        let now = rates.now(&key);
+        let (now, figures) = (rates.now(&key), PathFigures::of(client.paths.iter()));
+        let [down, up] = rate_cells(now);
         let working = || client.paths.iter().filter(|path| path.state != PathState::Down);
-        let measured = || working().filter(|path| path.is_measured());
         let addresses: Vec<_> = client.addresses.iter().map(ToString::to_string).collect();
         Row {
             cells: vec![
                 Cell::text(client_name(client)),
-                rate_cell(now.down),
-                rate_cell(now.up),
-                share(now, sum),
-                optional(measured().map(|path| path.rtt_ms).min_by(f64::total_cmp), milliseconds),
-                optional(measured().map(|path| path.loss_pct).max_by(f64::total_cmp), percent),
+                down,
+                up,
+                share(now, all),
+                rtt_cell(&figures),
+                optional(figures.loss_pct, percent),
                 Cell::number(working().count() as f64, working().count().to_string()),
             ],
             health: if working().next().is_some() { Health::Works } else { Health::Fails },

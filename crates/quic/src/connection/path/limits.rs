@@ -78,6 +78,11 @@ impl SendLimits {
         Some(handle.shaper().capacity()?.bps() / 8)
     }
 
+    /// When the rate of the link was last measured; `None` if it is configured or unknown.
+    pub(crate) fn link_rate_measured(&self) -> Option<Instant> {
+        self.cap.as_ref().filter(|cap| cap.own.is_none())?.handle.shaper().capacity_measured()
+    }
+
     /// For how long the class of this path has had more data than it could send over the link, if the path
     /// has a shaper.
     pub(crate) fn backlog_time(&self, now: Instant) -> Option<Duration> {
