@@ -210,7 +210,7 @@ fn the_text_output_has_the_essentials() {
         &testbed.dir().join("here.sock"),
     );
     let _client = client.wait_until_up();
-    let output = testbed.mpvpn(Host::Client, &["status", "--api-socket", "here.sock"]);
+    let output = testbed.mpvpn(Host::Client, &["status", "--paths", "--api-socket", "here.sock"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for word in ["eth1", "10.0.0.2", "192.0.2.1:4433", "active"] {
