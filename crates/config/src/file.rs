@@ -8,6 +8,7 @@ use std::{
 use serde::de::DeserializeOwned;
 
 use mpvpn_input::{Error, Result, files};
+use mpvpn_types::most_similar;
 
 /// Keys that users write into the wrong table, and where they belong.
 const MISPLACED_KEYS: &[(&str, &str)] =
@@ -112,10 +113,6 @@ pub(super) fn parse<T: ConfigFile>(text: &str, file: &Path) -> Result<T> {
     }
 }
 
-/// The least similarity (Jaro, 0 to 1) of a word that is proposed, as of clap for options. Lower: words that
-/// nobody meant; higher: typing errors without a proposal.
-const MIN_SIMILARITY: f64 = 0.7;
-
 /// Rewords a message of the parser, with the key that was probably meant.
 fn explain(message: &str) -> String {
     let Some((key, known)) =
@@ -131,15 +128,6 @@ fn explain(message: &str) -> String {
         Some(similar) => format!("unknown key `{key}`: did you mean `{similar}`?"),
         None => format!("unknown key `{key}`; known are: {}", known.join(", ")),
     }
-}
-
-/// The word that was probably meant, if any is similar enough.
-fn most_similar<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let similar = known.iter().map(|known| (strsim::jaro(word, known), *known));
-    similar
-        .filter(|(share, _)| *share >= MIN_SIMILARITY)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, known)| known)
 }
 
 /// Line and column of the start of `span`, counted from 1, and its line underlined.

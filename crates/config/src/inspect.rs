@@ -11,6 +11,7 @@ use toml_edit::{Document, Item, TableLike};
 use super::{ClientOptions, FileKind, ServerOptions, file::line_of};
 use mpvpn_input::{Error, Result, files};
 use mpvpn_status::reload_report::ConfigValue;
+use mpvpn_types::most_similar;
 
 impl FileKind {
     /// The command that a file is for: as given, else as its keys say, else its name.
@@ -25,10 +26,15 @@ impl FileKind {
         let keys = text.parse::<toml::Table>().unwrap_or_default();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let has = |some: &[&str]| some.iter().any(|key| keys.contains_key(*key));
+        let resembles = |some: &[&str]| keys.keys().any(|key| most_similar(key, some).is_some());
+        let client = ["server", "link", "class", "path", "pin", "lane", "token-file"];
+        let server = ["listen", "access", "limit", "site", "subnet", "users"];
         match () {
             () if has(&["socks5", "http"]) => Self::Proxy,
-            () if has(&["server", "link", "class", "path", "pin", "lane"]) => Self::Client,
-            () if has(&["listen", "access", "limit", "site", "subnet", "users"]) => Self::Server,
+            () if has(&client) => Self::Client,
+            () if has(&server) => Self::Server,
+            () if resembles(&client) => Self::Client,
+            () if resembles(&server) => Self::Server,
             () if name.starts_with("client") => Self::Client,
             () if name.starts_with("proxy") => Self::Proxy,
             () => Self::Server,
@@ -203,6 +209,17 @@ mod tests {
         assert_eq!((of("token")[0].0, of("via")[0].0.contains("(hidden)@proxy:3128")), ("(hidden)", true));
         assert!(values.iter().all(|value| !value.value.contains("secret")), "{values:?}");
         assert!(values.is_sorted_by(|a, b| a.key <= b.key));
+    }
+
+    #[test]
+    fn a_file_with_a_typing_error_is_for_the_command_whose_keys_it_resembles() {
+        let kind = |text| FileKind::guess(Path::new("my.toml"), text);
+        assert_eq!(kind("sever = 'vpn.example'\n"), FileKind::Client);
+        assert_eq!(kind("token-file = 'x'\nsever = 'vpn.example'\n"), FileKind::Client);
+        assert_eq!(kind("log-level = 'info'\n[[lnik]]\nname = 'eth0'\n"), FileKind::Client);
+        assert_eq!(kind("lisen = '0.0.0.0:443'\n"), FileKind::Server);
+        assert_eq!(kind("acces = 1\nlog-level = 'info'\n"), FileKind::Server);
+        assert_eq!(kind("log-level = 'info'\nnat = 'off'\n"), FileKind::Server);
     }
 
     #[test]

@@ -133,34 +133,41 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         Some(ContextValue::Strings(texts)) => texts.first().cloned(),
         _ => None,
     };
+    let proposal =
+        |kind| context(kind).map_or_else(|| HELP.to_owned(), |similar| format!("did you mean `{similar}`?"));
     match error.kind() {
         ErrorKind::UnknownArgument => {
             let word = context(ContextKind::InvalidArg).unwrap_or_default();
             if let Some((_, next_step)) = KEYS_OF_THE_FILE.iter().find(|(option, _)| *option == word) {
                 return Failure::usage(format!("`{word}` is not an option"), *next_step);
             }
-            let next = context(ContextKind::SuggestedArg)
-                .map_or_else(|| HELP.to_owned(), |similar| format!("did you mean `{similar}`?"));
-            Failure::usage(format!("`{word}` is not an option here"), next)
+            Failure::usage(format!("`{word}` is not an option here"), proposal(ContextKind::SuggestedArg))
         }
         ErrorKind::InvalidSubcommand => {
             let word = context(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let root = define();
-            let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
-            let names: Vec<_> = shown.map(clap::Command::get_name).collect();
-            let available = format!("available are: {}", names.join(", "));
-            Failure::usage(format!("`{word}` is not a command"), format!("{available}; {HELP}"))
+            let next = match context(ContextKind::SuggestedSubcommand) {
+                Some(_) => proposal(ContextKind::SuggestedSubcommand),
+                None => format!("available are: {}; {HELP}", shown_commands()),
+            };
+            Failure::usage(format!("`{word}` is not a command"), next)
         }
         ErrorKind::ValueValidation => {
             let option = context(ContextKind::InvalidArg).unwrap_or_default();
             let why = error.source().map_or_else(|| first_line(error), ToString::to_string);
             Failure::usage(format!("{option}: {why}"), HELP)
         }
+        ErrorKind::InvalidValue => Failure::usage(first_line(error), proposal(ContextKind::SuggestedValue)),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             missing_command()
         }
         _ => Failure::usage(first_line(error), HELP),
     }
+}
+
+fn shown_commands() -> String {
+    let root = define();
+    let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
+    shown.map(clap::Command::get_name).collect::<Vec<_>>().join(", ")
 }
 
 /// The first sentence of clap's message, without `error:` and hints.

@@ -34,7 +34,7 @@ pub use tier::Tier;
 pub use transport::Transport;
 pub use varint::varint_len;
 pub use weight::{ParseWeightError, Weight};
-pub use word_enum::UnknownWord;
+pub use word_enum::{UnknownWord, most_similar};
 
 /// Calls `work`; `Err` is the message of a panic in it. What it was changing then may be inconsistent, and
 /// must not be used again.

@@ -112,8 +112,22 @@ fn mistakes_are_answered_with_what_to_do() {
     assert!(
         refused("mpvpn server --frobnicate").contains("`--frobnicate` is not an option here\n  next: see ")
     );
+    assert!(refused("mpvpn serve").ends_with("`serve` is not a command\n  next: did you mean `server`?"));
+    assert!(refused("mpvpn user lst").ends_with("next: did you mean `list`?"));
+    assert!(refused("mpvpn setup remove sever").ends_with("next: did you mean `server`?"));
     assert!(
-        refused("mpvpn serve").contains("`serve` is not a command\n  next: available are: server, client")
+        refused("mpvpn client --scheduler minrt").contains("did you mean `minrtt`?"),
+        "{}",
+        refused("mpvpn client --scheduler minrt")
+    );
+    assert!(
+        refused("mpvpn measure --lane strem").contains("did you mean `stream`?"),
+        "{}",
+        refused("mpvpn measure --lane strem")
+    );
+    assert!(
+        refused("mpvpn frobnicate")
+            .contains("`frobnicate` is not a command\n  next: available are: server, client")
     );
     assert!(refused("mpvpn").contains("a command is missing"));
     assert!(refused("mpvpn client --server").contains("a value is required for '--server <HOST:PORT>'"));
