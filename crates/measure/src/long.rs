@@ -23,9 +23,7 @@ impl Run<'_> {
         let Some(link) = self.plan.cut.clone() else { return Ok(()) };
         self.use_links("")?;
         let [cut_at, restored_at, end] = CUT_SECONDS;
-        self.step(format!(
-            "TCP down, 1 flow over all links; {link} is not used from {cut_at} s to {restored_at} s"
-        ));
+        self.step(format!("TCP down, 1 flow; {link} is not used from {cut_at} s to {restored_at} s"));
         let load = TcpLoad::start(&self.responder.target, LoadDirection::Down, 1, None)?;
         let probe = EchoProbe::start(&self.datagrams.target, LOADED_INTERVAL, None)?;
         let began = Instant::now();
@@ -92,7 +90,7 @@ impl Run<'_> {
         let hours = self.plan.hours.unwrap_or_default();
         self.use_links("")?;
         let rate = self.plan.rate.map(|rate| rate.bps() as f64 / 8.0);
-        self.step(format!("TCP down, {HOURS_FLOWS} flows over all links, {hours} h"));
+        self.step(format!("TCP down, {HOURS_FLOWS} flows, {hours} h"));
         let before: ResponderReport = self.responder.orders.ask(Order::Report)?;
         let load = TcpLoad::start(&self.responder.target, LoadDirection::Down, HOURS_FLOWS, rate)?;
         let began = Instant::now();

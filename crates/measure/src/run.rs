@@ -197,12 +197,17 @@ impl Run<'_> {
         }
     }
 
-    /// The sets of links to measure: each alone, and all. The name is empty for all.
+    /// The sets of links to measure: each alone, and all.
     fn sets(&self) -> Vec<String> {
         let names = self.report.links.iter().map(|link| link.name.clone());
-        match self.report.links.len() {
-            1 => vec![String::new()],
-            _ => names.chain([String::new()]).collect(),
+        names.filter(|_| self.report.links.len() > 1).chain([self.all_links()]).collect()
+    }
+
+    /// The set of all links: the name of the only one, or the empty name of several.
+    fn all_links(&self) -> String {
+        match &self.report.links[..] {
+            [only] => only.name.clone(),
+            _ => String::new(),
         }
     }
 
@@ -296,7 +301,7 @@ impl Run<'_> {
 
     /// Measures over one link alone, or over all if the name is empty.
     fn over(&mut self, set: &str) {
-        let name = if set.is_empty() { "all links".to_owned() } else { set.to_owned() };
+        let name = name_of(set).to_owned();
         let mut is_ready = false;
         self.guarded(&name, |run| {
             run.use_links(set)?;
@@ -456,7 +461,7 @@ impl Run<'_> {
         let top = best_tcp.map(|row| row.bits_per_second).fold(0.0, f64::max);
         let top = if top > 0.0 { top } else { UDP_RATE_WITHOUT_TCP };
         let mut sweep = UdpSweep { link: set.to_owned(), direction, ..UdpSweep::default() };
-        let steps = if set.is_empty() { UDP_STEPS } else { UDP_STEPS_OF_LINK };
+        let steps = if set == self.all_links() { UDP_STEPS } else { UDP_STEPS_OF_LINK };
         for part in steps {
             self.udp_step(&mut sweep, top * part)?;
         }

@@ -4,3 +4,4 @@
 
 pub(crate) mod markdown;
 pub(crate) mod pictures;
+pub(crate) mod summary;

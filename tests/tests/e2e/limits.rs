@@ -216,6 +216,11 @@ fn measurements_as_streams_have_the_rates_of_their_user() {
         [&[binary.to_str().expect("an ASCII path")], &words[..], &["--api-socket", socket]].concat();
     let output = site.testbed.output_of(Host::Client, Duration::from_secs(120), &command);
     assert!(output.status.success(), "{}", said(&output));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(printed.contains("TCP down, 1 flow over eth1\n"), "{printed}");
+    assert!(printed.contains("## UDP down, over eth1\n") && !printed.contains("all links"), "{printed}");
+    let closing = printed.lines().last().unwrap_or_default();
+    assert!(closing.starts_with("eth1 carried ") && closing.contains(" Load adds delay: "), "{printed}");
     let text = std::fs::read_to_string(&json).expect("a report");
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(report["missing"].as_array().map(Vec::len), Some(0), "{}", said(&output));

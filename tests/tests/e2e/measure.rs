@@ -195,6 +195,7 @@ fn a_server_without_a_responder_says_how_to_switch_it_on_and_ctrl_c_restores_eve
     let text = fs::read_to_string(&output).expect("its output");
     assert_eq!(ended.code(), Some(1), "{text}");
     assert!(text.contains("the measurement was interrupted") && text.contains("## TCP"), "{text}");
+    assert!(text.lines().last().is_some_and(|line| line.starts_with("Load adds delay: ")), "{text}");
     assert!(!has_measured_class(&client.status()), "nothing is left");
     let report: Value = serde_json::from_str(&fs::read_to_string(&json).expect("a file")).expect("JSON");
     let row = &report["tcp"][0];
@@ -231,6 +232,8 @@ fn a_cut_moves_measured_flows_only() {
         ["before", "during", "after"].map(|part| rate(&format!("{part}_bits_per_second")));
     assert!(during < 0.75 * before && during < 0.75 * after && during > 20e6, "{before} {during} {after}");
     assert!(rate("longest_silence_ms") < 2000.0, "{cut}");
+    let closing = text.lines().last().unwrap_or_default();
+    assert!(closing.starts_with("While eth1 was not used, a download carried "), "{text}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::{
 
 use clap::Parser;
 use mpvpn_config::{BitRate, FlowMode};
+use mpvpn_input::values::text;
 use mpvpn_measure::{
     DEFAULT_LOAD_SECONDS, Interrupt, LanPage, MeasureError, MeasureEvent, MeasurePlan, links_of, measure,
 };
@@ -21,7 +22,7 @@ use mpvpn_status::{
 use super::Command;
 use crate::{
     failure::Failure,
-    measure::{markdown, pictures::pictures},
+    measure::{markdown, pictures::pictures, summary::summary},
     output::{confirm, json_line, print, print_part},
     process_selector::ProcessSelector,
 };
@@ -55,7 +56,7 @@ pub(crate) struct Measure {
     value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
     /// How TCP connections travel [default: as others to this address]
-    #[arg(long, value_name = "auto|datagram|stream", value_parser = parse_lane)]
+    #[arg(long, value_name = "auto|datagram|stream", value_parser = text::<FlowMode>)]
     lane: Option<FlowMode>,
     /// Also measure a download of 60 s in which this link is not used from second 20 to 40
     #[arg(long, value_name = "LINK")]
@@ -126,7 +127,7 @@ impl Command for Measure {
         };
         let report = measure(&plan, &interrupt, &mut show).map_err(failure)?;
         self.write_files(&report)?;
-        print(&format!("\n{}", markdown::tables(&report)))?;
+        print(&format!("\n{}{}", markdown::tables(&report), summary(&report)))?;
         Ok(ExitCode::from(u8::from(interrupt.is_set())))
     }
 }
@@ -229,10 +230,6 @@ fn failure(error: MeasureError) -> Failure {
         }
         MeasureError::NoLinks(_) => Failure::usage(error.to_string(), "see `mpvpn link show`"),
     }
-}
-
-fn parse_lane(text: &str) -> Result<FlowMode, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a lane: expected auto, datagram or stream"))
 }
 
 fn parse_rate(text: &str) -> Result<BitRate, String> {

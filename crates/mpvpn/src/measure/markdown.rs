@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::summary::summary;
 use mpvpn_status::measure::{
     CutResult, HoursResult, Latency, LatencyRow, MeasureReport, MemoryFigures, Route, TcpRow, UdpSweep,
 };
@@ -18,6 +19,8 @@ pub(crate) fn page(report: &MeasureReport, pictures: &[(String, &str)]) -> Strin
         "Made by `mpvpn measure` {} at {began}, in {:.0} s. TCP connections travelled in the lane `{}`.\n",
         report.version, report.seconds, report.flow_mode
     );
+    text += &summary(report);
+    text.push('\n');
     let links = report.links.iter().map(|link| {
         let metered = if link.metered { "yes" } else { "no" };
         vec![link.name.clone(), link.tier.clone(), metered.to_owned()]
@@ -139,7 +142,7 @@ fn percent(part: u64, of: u64) -> String {
     format!("{:.3}", 100.0 * part as f64 / of.max(1) as f64)
 }
 
-fn megabits(bits_per_second: f64) -> String {
+pub(super) fn megabits(bits_per_second: f64) -> String {
     format!("{:.1}", bits_per_second / 1e6)
 }
 
@@ -156,6 +159,7 @@ fn udp_table(text: &mut String, sweep: &UdpSweep) {
         ]
     });
     table(text, &["sent Mbit/s", "received Mbit/s", "lost %", "jitter ms", "reordered"], rows);
+    *text += "Received is the rate until the last datagram came: less than sent, without loss, where datagrams waited in queues.\n\n";
     let _ = match sweep.best_bits_per_second {
         Some(best) => write!(text, "Highest rate with less than 1 % loss: {} Mbit/s.\n\n", megabits(best)),
         None => write!(text, "No rate had less than 1 % loss.\n\n"),
@@ -165,7 +169,7 @@ fn udp_table(text: &mut String, sweep: &UdpSweep) {
 fn cut_table(text: &mut String, cut: &CutResult) {
     let _ = write!(
         text,
-        "## {} not used from {:.1} s to {:.1} s\n\nOne TCP connection to the client over all links.\n\n",
+        "## {} not used from {:.1} s to {:.1} s\n\nOne TCP connection to the client.\n\n",
         cut.link, cut.cut_second, cut.restored_second
     );
     let means = [
@@ -315,6 +319,7 @@ pub(crate) mod tests {
             "|          93.4 |",
             "Highest rate with less than 1 % loss: 99.8 Mbit/s.",
             "Longest time without a byte: 48 ms.",
+            "Both links together carried 93.4 Mbit/s down",
             "| without the link |        90.0 |",
             "| client               | 20.00 |       22.00 | 22.00 | 23.00 |",
             "- latency past the tunnel over wwan0: no answer",
@@ -332,6 +337,14 @@ pub(crate) mod tests {
             let before = lines[at - 1];
             assert!(before.is_empty() || columns(before) == columns(line), "{line}");
         }
+    }
+
+    #[test]
+    fn a_rate_received_below_the_rate_sent_without_loss_is_explained() {
+        let sweep = UdpSweep { link: "eth1".into(), ..UdpSweep::default() };
+        let text = tables(&MeasureReport { udp: vec![sweep], ..MeasureReport::default() });
+        assert!(text.contains("less than sent, without loss, where datagrams waited in queues"), "{text}");
+        assert!(text.contains("## UDP down, over eth1\n"), "{text}");
     }
 
     #[test]
