@@ -40,6 +40,7 @@ mod running;
 mod server_name;
 mod session;
 mod session_keeper;
+mod silence_log;
 mod sockets;
 mod start;
 mod status;

@@ -19,7 +19,7 @@ use mpvpn_qlog::Qlog;
 use mpvpn_report::flows;
 use mpvpn_sockets::splice::Context;
 use mpvpn_status::{
-    FlowList, Link, Status,
+    FlowList, Link, State, Status,
     events::{Event, EventSender},
     link_change::LinkChange,
     reload_report::{ConfigValue, ReloadReport},
@@ -43,6 +43,7 @@ use super::{
     server_name::ServerName,
     session::SessionState,
     session_keeper::SessionKeeper,
+    silence_log::SilenceLog,
 };
 use crate::{answers, status};
 
@@ -69,6 +70,7 @@ pub(crate) struct Running {
     pub(super) measured: Option<MeasuredFlows>,
     /// Whether something of the server arrives, as last told.
     pub(super) is_reached: bool,
+    pub(super) silence_log: SilenceLog,
     /// Dropped last, so that the last events of connections are written.
     pub(super) _qlog: Option<Qlog>,
 }
@@ -106,6 +108,7 @@ impl Running {
                 self.kind.poll_timeout(),
                 self.service_manager.poll_timeout(),
                 self.measured.as_ref().map(MeasuredFlows::until),
+                self.silence_log.next,
             ];
             let max_delay = self.data_plane.connections.max_coalescing_delay(iteration.now);
             event_loop.wait(timeouts.into_iter().flatten().min(), max_delay, &mut iteration)?;
@@ -137,6 +140,7 @@ impl Running {
             }
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
             self.note_answers(iteration.now);
+            self.log_silence(iteration.now);
             self.update_link_use(iteration.now);
             self.expire_measurement(event_loop, iteration.now);
             self.answer_api(iteration.now);
@@ -157,6 +161,19 @@ impl Running {
         self.events.report(if is_reached { Event::AnswersAgain {} } else { Event::NoAnswer {} });
         let verdict = self.status(now).verdict;
         self.service_manager.set_status(|| verdict);
+    }
+
+    /// Logs the state now and then while nothing of the server arrives.
+    fn log_silence(&mut self, now: Instant) {
+        let is_reached = self.data_plane.connections.default_client().reaches_server();
+        if !self.silence_log.is_due(now, is_reached, self.session.is_up()) {
+            return;
+        }
+        let Status { state, verdict, .. } = self.status(now);
+        if state != State::Asleep {
+            tracing::warn!("{verdict}");
+            self.service_manager.set_status(|| verdict);
+        }
     }
 
     /// Resolves the server's name when due, while the server is not reached.

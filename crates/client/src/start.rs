@@ -35,6 +35,7 @@ use super::{
     server_name::ServerName,
     session::SessionState,
     session_keeper::SessionKeeper,
+    silence_log::SilenceLog,
     sockets::LinkSockets,
     transports::LinkTransports,
 };
@@ -230,6 +231,7 @@ impl Running {
             echo_watch: parts.echo_watch,
             measured: None,
             is_reached: true,
+            silence_log: SilenceLog::default(),
             _qlog: qlog,
             config: parts.config,
             origin,

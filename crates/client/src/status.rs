@@ -176,6 +176,7 @@ pub(crate) fn client_status(
         all: &status.links,
         any_usable: links.uplinks().any(|(_, link)| may_be_used(link)),
         is_server_known: !links.remotes().is_empty(),
+        server: &config.server.host,
     };
     (status.state, status.verdict) = verdict(now, report.into(), in_view);
     status

@@ -11,7 +11,7 @@ use mpvpn_tunnel::{ClientReport, ClientState, Outage};
 /// A connection that is being made counts as one without an answer after this time: longer than a handshake
 /// takes of which one packet is lost (a probe timeout of 1 s, RFC 9002 §6.2.2). Longer: it is said later that
 /// nothing answers; shorter: it is said of slow links. Chosen.
-const NO_ANSWER_AFTER: Duration = Duration::from_secs(3);
+pub(crate) const NO_ANSWER_AFTER: Duration = Duration::from_secs(3);
 
 /// The tunnel of a client, as far as it matters here.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +39,8 @@ pub(crate) struct LinksInView<'a> {
     pub(crate) any_usable: bool,
     /// Whether the server has an address.
     pub(crate) is_server_known: bool,
+    /// The server's name.
+    pub(crate) server: &'a str,
 }
 
 /// The state of a client, and the sentence about it.
@@ -59,7 +61,7 @@ pub(crate) fn verdict(now: Instant, tunnel: TunnelInView<'_>, links: LinksInView
     }
     let cause = match (links.any_usable, links.is_server_known) {
         (true, _) => "server or all links".to_owned(),
-        (false, false) => "the name of the server has no address yet".to_owned(),
+        (false, false) => format!("the name {} does not resolve", links.server),
         (false, true) => format!("no link can be used: {}", failures(links.all)),
     };
     let wait =
@@ -113,7 +115,11 @@ mod tests {
         any_usable: bool,
         is_server_known: bool,
     ) -> (State, String) {
-        verdict(Instant::now(), tunnel, LinksInView { all, any_usable, is_server_known })
+        verdict(
+            Instant::now(),
+            tunnel,
+            LinksInView { all, any_usable, is_server_known, server: "vpn.example" },
+        )
     }
 
     /// The tunnel of a client that has heard nothing for so many seconds and tries again in so many.
@@ -155,7 +161,7 @@ mod tests {
         let (_, words) = said(silent(ClientState::Connecting, 5, Some(4)), &all[1..], false, true);
         assert_eq!(words, "no answer for 5.0 s (no link can be used: eth2 down for 9.0 s (no carrier))");
         let (_, words) = said(silent(ClientState::Connecting, 5, None), &all, false, false);
-        assert_eq!(words, "no answer for 5.0 s (the name of the server has no address yet)");
+        assert_eq!(words, "no answer for 5.0 s (the name vpn.example does not resolve)");
     }
 
     #[test]

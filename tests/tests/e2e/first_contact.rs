@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
+    eventually,
     ping::reaches,
-    testbed::{Direction, Host, TUNNEL, Testbed},
+    testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
@@ -47,4 +48,27 @@ fn auto_finds_every_link_with_a_default_route() {
     for link in ["eth1", "eth2"] {
         client.wait_for_path(link, "active", TIMEOUT);
     }
+}
+
+/// Waits until the status of a client and its log say this.
+#[track_caller]
+fn assert_said(client: &MpvpnProcess, expected: &str) {
+    client.wait_for_status(TIMEOUT, expected, |status| match status["verdict"].as_str() {
+        Some(verdict) if verdict.contains(expected) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    eventually(TIMEOUT, expected, || {
+        let log = client.log();
+        if log.contains("WARN no answer for 3.") && log.contains(expected) { Ok(()) } else { Err(log) }
+    });
+}
+
+#[test]
+fn a_client_whose_server_does_not_answer_says_so_in_its_terminal_and_its_status() {
+    let testbed = Testbed::two_links();
+    let wrong_port = testbed.start_client(&["--server", "192.0.2.1:4434"]);
+    assert_said(&wrong_port, "(server or all links), trying again");
+    drop(wrong_port);
+    let unknown_name = testbed.start_client(&["--server", "no-such-host.invalid"]);
+    assert_said(&unknown_name, "(the name no-such-host.invalid does not resolve)");
 }
