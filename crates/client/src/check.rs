@@ -19,7 +19,10 @@ use mpvpn_links::{
     LinkSocketOptions, Links,
     policies::{LinkMeters, LinkPolicies},
 };
-use mpvpn_os::{poll::Poller, tcp::MptcpState};
+use mpvpn_os::{
+    poll::Poller,
+    tcp::{ConnectFailure, MptcpState},
+};
 use mpvpn_quic::{ClientSetup, TransportOptions};
 use mpvpn_sockets::{
     bind_options::BindOptions,
@@ -28,6 +31,7 @@ use mpvpn_sockets::{
 use mpvpn_status::check::{CheckReport, LinkCheck, Mptcp, TcpMeasurement, TokenCheck, TransportCheck};
 use mpvpn_tcp::{
     connection::TcpTransportConfig,
+    dial::DialError,
     probe::{TcpProbe, probe},
 };
 use mpvpn_tunnel::ClientConfig as TunnelConfig;
@@ -35,6 +39,10 @@ use mpvpn_types::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::start::tunnel_config;
+
+/// The user's next step where this machine sends nothing to the server.
+const NEXT_IF_NOT_SENT: &str = "a kill switch of mpvpn blocks everything past its tunnel: `mpvpn status` shows it, and \
+    `sudo mpvpn kill-switch release` ends it where no client runs; else look at `ip route` and `sudo nft list ruleset`";
 
 /// A link to be measured.
 struct Candidate {
@@ -133,14 +141,19 @@ fn check_link(
         let tcp = scope.spawn(|| check_tcp(config, candidate, remotes, report));
         (join_thread(udp), join_thread(tcp))
     });
-    let (udp, tcp) = (udp?, tcp?);
+    let ((udp, next), tcp) = (udp?, tcp?);
     let verdicts = [udp.authorized, tcp.as_ref().ok().map(|probe| probe.authorized)];
     let credentials = match (verdicts.contains(&Some(false)), verdicts.contains(&Some(true))) {
         (true, _) => TokenCheck::Refused,
         (false, true) => TokenCheck::Accepted,
         (false, false) => TokenCheck::Unknown,
     };
+    let next = match &tcp {
+        Err(error) if next.is_empty() => next_step(error),
+        _ => next,
+    };
     Ok(LinkCheck {
+        next,
         remote: candidate.remote,
         udp: TransportCheck::from(udp.found),
         tcp: TransportCheck::from(tcp.map(tcp_result)),
@@ -149,27 +162,32 @@ fn check_link(
     })
 }
 
+/// The result, and the user's next step; empty if it works, or if the failure does not tell.
 fn check_udp(
     config: &ClientConfig,
     candidate: &Candidate,
     report: &(dyn Fn(&str) + Sync),
-) -> Result<udp::UdpOutcome, RunError> {
+) -> Result<(udp::UdpOutcome, &'static str), RunError> {
     let name = &candidate.bind_options.name;
     let Some(remote) = candidate.remote else {
         let found = Err("the address of the server is not known".to_owned());
-        return Ok(udp::UdpOutcome { found, authorized: None });
+        return Ok((udp::UdpOutcome { found, authorized: None }, ""));
     };
     let refusal = LastRefusal::default();
     let tunnel = probe_config(config, candidate.mtu, remote, &refusal)?;
     let mut outcome = udp::probe(&candidate.bind_options, remote, &tunnel);
+    let mut next = "";
     if let Some(refusal) = refusal.take() {
-        outcome.found = Err(refusal.to_string());
+        (outcome.found, next) = (Err(refusal.to_string()), refusal.next_step());
     }
     match &outcome.found {
         Ok(found) => report(&format!("{name}: UDP works, {:.1} ms", found.ms)),
         Err(error) => report(&format!("{name}: UDP fails: {error}")),
     }
-    Ok(outcome)
+    if outcome.found.as_ref().is_err_and(|error| error == udp::CANNOT_SEND) {
+        next = NEXT_IF_NOT_SENT;
+    }
+    Ok((outcome, next))
 }
 
 fn check_tcp(
@@ -177,7 +195,7 @@ fn check_tcp(
     candidate: &Candidate,
     remotes: &[SocketAddr],
     report: &(dyn Fn(&str) + Sync),
-) -> Result<Result<TcpProbe, String>, RunError> {
+) -> Result<Result<TcpProbe, DialError>, RunError> {
     let name = &candidate.bind_options.name;
     let runtime = runtime()?;
     let token = config.load_token()?;
@@ -188,6 +206,22 @@ fn check_tcp(
         Err(error) => report(&format!("{name}: TCP fails: {error}")),
     }
     Ok(probed)
+}
+
+/// The user's next step after a TCP transport has failed; empty if the failure does not tell.
+fn next_step(error: &DialError) -> &'static str {
+    match error {
+        DialError::Refused(refusal) => refusal.next_step(),
+        DialError::Connect { source, .. } => match ConnectFailure::of(source) {
+            ConnectFailure::Refused => {
+                "check the port in --server (443 unless given), and that the server runs and listens there: `mpvpn status` on \
+                 its machine"
+            }
+            ConnectFailure::Unroutable | ConnectFailure::Forbidden => NEXT_IF_NOT_SENT,
+            _ => "",
+        },
+        _ => "",
+    }
 }
 
 fn tcp_result(probe: TcpProbe) -> TcpMeasurement {

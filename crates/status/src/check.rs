@@ -4,6 +4,7 @@
 //! text ([`render`]) and in JSON. Always holds: the result has measured values only, no guesses.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write,
     net::{IpAddr, SocketAddr},
 };
@@ -13,6 +14,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{Table, fit, section};
+
+/// The user's next steps where the server refuses the token, and where it does not answer.
+const NEXT_IF_REFUSED: &str = "give the token of a user of that server with --token-file";
+const NEXT_IF_SILENT: &str = "check that the server runs (`mpvpn status` there) and that no firewall blocks its port; where only a \
+    proxy leads out, give it with --via";
 
 /// The result of `mpvpn check --json`.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
@@ -68,6 +74,8 @@ pub struct LinkCheck {
     pub chosen: ChosenTransport,
     /// Why the client would use this transport.
     pub why: String,
+    /// What to do if the client would use none; else empty.
+    pub next: &'static str,
 }
 
 /// Measurements if a transport works, else only `error`.
@@ -246,6 +254,7 @@ impl LinkCheck {
             credentials: TokenCheck::Unknown,
             chosen: ChosenTransport::Nothing,
             why: why.to_owned(),
+            next: "name with --path an interface that exists, is up and has an address: `ip address` lists them",
         }
     }
 
@@ -253,6 +262,12 @@ impl LinkCheck {
     #[must_use]
     pub fn judge(mut self, tier: Tier, transport: Transport) -> Self {
         (self.chosen, self.why) = self.choose_transport(tier, transport);
+        self.next = match (self.chosen, self.credentials) {
+            (ChosenTransport::Nothing, TokenCheck::Refused) => NEXT_IF_REFUSED,
+            (ChosenTransport::Nothing, _) if self.next.is_empty() => NEXT_IF_SILENT,
+            (ChosenTransport::Nothing, _) => self.next,
+            _ => "",
+        };
         self
     }
 
@@ -278,9 +293,13 @@ impl LinkCheck {
                 (ChosenTransport::Nothing, format!("transport is tcp, and TCP fails: {}", self.tcp.error()))
             }
             (None, Some(chosen), Transport::Auto) => (chosen, format!("UDP fails: {}", self.udp.error())),
-            (None, None, Transport::Auto) => {
-                (ChosenTransport::Nothing, "neither UDP nor TCP gets through".to_owned())
-            }
+            (None, None, Transport::Auto) => (
+                ChosenTransport::Nothing,
+                match self.udp.error() {
+                    both if both == self.tcp.error() => both.to_owned(),
+                    _ => "neither UDP nor TCP gets through".to_owned(),
+                },
+            ),
         }
     }
 }
@@ -291,18 +310,13 @@ impl CheckReport {
         self.links.iter().any(|link| link.chosen != ChosenTransport::Nothing)
     }
 
-    /// The user's next step if no link works.
-    fn next_step(&self) -> Option<&'static str> {
-        if self.links.is_empty() {
-            return Some("bring up an interface with a default route, or name one with --path");
+    /// The user's next steps if no link works, each once.
+    fn next_steps(&self) -> BTreeSet<&'static str> {
+        let of_links = self.links.iter().map(|link| link.next);
+        match self.links.is_empty() {
+            true => ["bring up an interface with a default route, or name one with --path"].into(),
+            false => of_links.filter(|next| !next.is_empty() && !self.works()).collect(),
         }
-        if self.links.iter().any(|link| link.credentials == TokenCheck::Refused) {
-            return Some("give the token of a user of that server with --token-file");
-        }
-        (!self.works()).then_some(
-            "check that the server runs (`mpvpn status` there) and that no firewall blocks its port; where only a proxy leads \
-             out, give it with --via",
-        )
     }
 
     /// The result for Multipath TCP over a link, in words. If it works over another link, the server supports
@@ -320,8 +334,8 @@ impl CheckReport {
     }
 }
 
-/// Renders the result as text: a table, the reason for each link, and the next step if no link works, in
-/// lines of at most `width` columns.
+/// Renders the result as text: a table in lines of at most `width` columns, the reason for each link, and the
+/// next step if no link works.
 pub fn render(check: &CheckReport, width: usize) -> String {
     let via = check.via.as_ref().map(|via| format!(", by TCP through the proxy {via}")).unwrap_or_default();
     let mut text = format!("server {}{via}\n", check.server);
@@ -346,7 +360,8 @@ pub fn render(check: &CheckReport, width: usize) -> String {
         ]);
     }
     section(&mut text, table, width);
-    text.push('\n');
+    let table = fit(&text, width);
+    text = "\n".to_owned();
     for link in &check.links {
         let _ = writeln!(text, "{}: {}, because {}", link.name, link.chosen.as_str(), link.why);
         for (what, error) in [
@@ -369,10 +384,10 @@ pub fn render(check: &CheckReport, width: usize) -> String {
         }
     }
     let _ = writeln!(text, "{}", check.kernel.sentence());
-    if let Some(next) = check.next_step() {
+    for next in check.next_steps() {
         let _ = writeln!(text, "next: {next}");
     }
-    fit(&text, width)
+    table + &fit(&text, usize::MAX)
 }
 
 #[cfg(test)]
@@ -411,7 +426,7 @@ mod tests {
             true => TokenCheck::Accepted,
             false => TokenCheck::Unknown,
         };
-        LinkCheck { udp, tcp, credentials, ..LinkCheck::unusable(name, Vec::new(), "") }
+        LinkCheck { udp, tcp, credentials, next: "", ..LinkCheck::unusable(name, Vec::new(), "") }
     }
 
     fn choose_transport(link: &LinkCheck, transport: Transport) -> (ChosenTransport, String) {
@@ -453,6 +468,40 @@ mod tests {
         };
         assert!(!check.works());
         assert!(render(&check, 200).contains("next: give the token"), "{}", render(&check, 200));
+    }
+
+    #[test]
+    fn each_reason_that_nothing_works_has_its_own_next_step() {
+        let text_of = |links: Vec<LinkCheck>| {
+            let links = links.into_iter().map(|link| link.judge(Tier::Primary, Transport::Auto)).collect();
+            let check = CheckReport {
+                server: "vpn.example:443".into(),
+                via: None,
+                links,
+                kernel: KernelCheck::default(),
+            };
+            render(&check, 40)
+        };
+        let silent = || link("eth1", fails("no answer in 5 s"), fails("connecting took longer than 4 s"));
+        let text = text_of(vec![silent()]);
+        assert!(text.contains("eth1: nothing, because neither UDP nor TCP gets through\n"), "{text}");
+        assert!(text.contains("next: check that the server runs"), "{text}");
+
+        let pin = "the server's certificate is not the pinned one";
+        let refused = |name| LinkCheck { next: "ask its owner", ..link(name, fails(pin), fails(pin)) };
+        let text = text_of(vec![refused("eth1"), refused("eth2")]);
+        assert!(
+            text.contains(&format!("eth1: nothing, because {pin}\neth2: nothing, because {pin}\n")),
+            "{text}"
+        );
+        assert!(text.ends_with("\nnext: ask its owner\n") && text.matches("next:").count() == 1, "{text}");
+
+        let text = text_of(vec![LinkCheck::unusable("eth9", Vec::new(), "no such interface")]);
+        assert!(text.contains("eth9: nothing, because no such interface\n"), "{text}");
+        assert!(text.contains("next: name with --path an interface that exists"), "{text}");
+        let works = link("eth1", udp(), tcp(Mptcp::Works));
+        let text = text_of(vec![works, LinkCheck::unusable("eth9", Vec::new(), "no such interface")]);
+        assert!(!text.contains("next:"), "{text}");
     }
 
     #[test]

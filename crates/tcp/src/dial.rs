@@ -159,6 +159,9 @@ pub enum DialError {
     /// The peer did not select HTTP/2 by ALPN.
     #[error("the peer does not select HTTP/2: it is not mpvpn, or runs with --tcp off")]
     NoHttp2,
+    /// The attempt could not begin, or HTTP/2 failed.
+    #[error("{0}")]
+    Other(String),
 }
 
 fn connect_failure_text(error: &io::Error) -> String {

@@ -44,19 +44,19 @@ pub async fn probe(
     config: &TcpTransportConfig,
     bind_options: BindOptions,
     to: Vec<SocketAddr>,
-) -> Result<TcpProbe, String> {
-    let first = config.dial(bind_options.clone(), to.clone(), Protocol::Mptcp, 0, STEP_TIMEOUT).await?;
+) -> Result<TcpProbe, DialError> {
+    let first = config.dial(bind_options.clone(), to.clone(), Protocol::Mptcp, 0, STEP_TIMEOUT);
+    let first = first.await.map_err(DialError::Other)?;
     let (dialled, is_first) = match dial(&first).await {
         Ok(dialled) => (dialled, true),
         // Some networks drop unknown TCP options.
         Err(DialError::TimedOut { step: DialStep::Connect, .. }) => {
-            let second = config.dial(bind_options, to, Protocol::Tcp, 0, STEP_TIMEOUT).await?;
-            (dial(&second).await.map_err(|error| error.to_string())?, false)
+            let second = config.dial(bind_options, to, Protocol::Tcp, 0, STEP_TIMEOUT);
+            (dial(&second.await.map_err(DialError::Other)?).await?, false)
         }
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error),
     };
-    let socket: OwnedFd =
-        dialled.stream.get_ref().0.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+    let socket: OwnedFd = dialled.stream.get_ref().0.as_fd().try_clone_to_owned().map_err(DialError::Tls)?;
     let begun = Instant::now();
     let asking = async {
         let (mut requests, mut driver) = start_http2(dialled.stream).await?;
@@ -70,9 +70,10 @@ pub async fn probe(
             Err(other) => Err(other.to_string()),
         }
     };
-    let authorized = timeout(STEP_TIMEOUT, asking)
-        .await
-        .map_err(|_| "the server does not answer in HTTP/2".to_owned())??;
+    let answer = timeout(STEP_TIMEOUT, asking).await;
+    let authorized = answer
+        .unwrap_or_else(|_| Err("the server does not answer in HTTP/2".to_owned()))
+        .map_err(DialError::Other)?;
     Ok(TcpProbe {
         connect: dialled.connect,
         proxy: dialled.proxy,

@@ -93,3 +93,52 @@ fn a_wrong_token_and_a_missing_server_are_reported() {
     assert!(text.contains("next: give the token"), "{text}");
     assert!(String::from_utf8_lossy(&said.stderr).contains("eth1: "), "progress");
 }
+
+/// What `mpvpn check` prints for people, and its exit code; `args` name server, trust and links.
+fn said(testbed: &Testbed, args: &[&str]) -> (Option<i32>, String) {
+    let output = testbed.mpvpn(Host::Client, &[&["check"], args].concat());
+    let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    println!("{args:?}:\n{}", text.concat());
+    (output.status.code(), text.concat())
+}
+
+#[test]
+fn a_wrong_pin_is_called_so_in_short_and_not_a_firewall() {
+    let testbed = Testbed::new(&[LINK, LINK]);
+    let _server = testbed.server(&[]);
+    let wrong = "ab".repeat(32);
+    let (code, text) =
+        said(&testbed, &["--server", SERVER, "--pin", &wrong, "--path", "eth1", "--path", "eth2"]);
+    assert_eq!(code, Some(1), "{text}");
+    let pin = "because the server's certificate is not the pinned one: its SHA-256 begins with ";
+    for link in ["eth1", "eth2"] {
+        assert!(text.contains(&format!("{link}: nothing, {pin}")), "{text}");
+    }
+    assert!(text.contains("the pinned one with abababababababab\n"), "{text}");
+    assert!(text.contains("next: ask the server's owner for its current fingerprint"), "{text}");
+    assert_eq!(text.matches("next:").count(), 1, "{text}");
+    assert!(!text.contains("firewall") && !text.contains(&wrong), "{text}");
+}
+
+#[test]
+fn a_missing_interface_a_closed_port_an_unknown_name_and_a_kill_switch_have_their_own_next_steps() {
+    let testbed = Testbed::new(&[LINK]);
+    let _server = testbed.server(&[]);
+    let check =
+        |server: &str, link: &str| said(&testbed, &["--server", server, "--insecure", "--path", link]);
+    for (server, link, why, next) in [
+        (SERVER, "eth9", "eth9: nothing, because no such interface\n", "next: name with --path an interface"),
+        ("192.0.2.1:4434", "eth1", "nobody listens there", "next: check the port in --server"),
+        ("no-such-host.invalid", "eth1", "cannot be resolved", "next: check the name in --server"),
+    ] {
+        let (code, text) = check(server, link);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains(why) && text.contains(next) && text.matches("next:").count() == 1, "{text}");
+    }
+    let mut client = testbed.client(&["--kill-switch"]);
+    client.kill();
+    let (code, text) = check(SERVER, "eth1");
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("this machine sends nothing to the server"), "{text}");
+    assert!(text.contains("next: a kill switch of mpvpn blocks everything past its tunnel"), "{text}");
+}

@@ -26,7 +26,7 @@ const MAX_MTU_SEARCH: Duration = Duration::from_secs(4);
 /// The path MTU is found when it has not changed for this long. Chosen.
 const MTU_STABLE_TIME: Duration = Duration::from_millis(1500);
 /// The text for a kernel that refuses to send.
-const CANNOT_SEND: &str = "this machine sends nothing to the server over this link: there is no route, or its own firewall forbids it";
+pub(super) const CANNOT_SEND: &str = "this machine sends nothing to the server over this link: there is no route, or its own firewall forbids it";
 /// The only link of these clients.
 const LINK: LinkId = LinkId(0);
 /// Messages of one receive call.

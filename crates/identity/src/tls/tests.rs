@@ -200,6 +200,14 @@ fn a_pinned_certificate_is_accepted_and_another_is_refused_with_both_fingerprint
     assert!(meet(&identity, &Trust::Pin(vec![identity.fingerprint()]), "anything.example").is_ok());
     let wrong = Fingerprint([7; 32]);
     let refusal = meet(&identity, &Trust::Pin(vec![wrong]), "anything.example").unwrap_err();
+    let presented = &identity.fingerprint().to_string()[..16];
+    assert_eq!(
+        refusal.as_ref().map(ToString::to_string),
+        Some(format!(
+            "the server's certificate is not the pinned one: its SHA-256 begins with {presented}, the pinned one with \
+             0707070707070707"
+        ))
+    );
     assert_eq!(
         refusal,
         Some(CertificateRefusal::OtherFingerprint {

@@ -62,7 +62,8 @@ pub enum CertificateRefusal {
     },
     /// The certificate is none of those that were pinned.
     #[error(
-        "the server's certificate is not the pinned one: its SHA-256 is {presented}, --pin says {}",
+        "the server's certificate is not the pinned one: its SHA-256 begins with {}, the pinned one with {}",
+        first_digits(presented),
         either(expected)
     )]
     OtherFingerprint {
@@ -387,7 +388,12 @@ fn address(bytes: &[u8]) -> Option<String> {
 }
 
 fn either(fingerprints: &[Fingerprint]) -> String {
-    fingerprints.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+    fingerprints.iter().map(first_digits).collect::<Vec<_>>().join(" or ")
+}
+
+/// The first 16 hexadecimal digits: enough for people to tell two certificates apart.
+fn first_digits(fingerprint: &Fingerprint) -> String {
+    fingerprint.to_string().chars().take(16).collect()
 }
 
 fn list(names: &[String]) -> String {
