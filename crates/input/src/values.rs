@@ -290,8 +290,12 @@ impl Text for SocketAddr {
     const EXAMPLE: &'static str = "127.0.0.1:9464";
 
     fn read(text: &str) -> Result<Self, String> {
-        let address: Self = text.parse().map_err(|_| {
-            format!("`{text}` is not an address with a port, as in 0.0.0.0:4433 or [::]:4433")
+        let address: Self = text.parse().map_err(|_| match text.parse::<u16>() {
+            Ok(port) => format!(
+                "`{port}` is a port without an address: 127.0.0.1:{port} is for programs of this machine, 0.0.0.0:{port} for \
+                 other machines, too"
+            ),
+            Err(_) => format!("`{text}` is not an address with a port, as in 0.0.0.0:4433 or [::]:4433"),
         })?;
         match address.port() {
             0 => Err(format!("`{text}` has port 0, which no client could connect to: expected 1 to 65535")),

@@ -267,6 +267,48 @@ fn bad_usage_goes_to_stderr_with_code_2() {
 }
 
 #[test]
+fn typing_errors_are_answered_with_the_word_that_was_meant() {
+    for (args, meant) in [
+        (&["sttaus"][..], "did you mean `status`?"),
+        (&["user", "lst"], "did you mean `list`?"),
+        (&["client", "--sever", "a"], "did you mean `--server`?"),
+        (&["client", "--scheduler", "minrt"], "did you mean `minrtt`?"),
+        (&["server", "--auth", "tokn"], "did you mean `token`?"),
+        (&["link", "set", "eth0", "--tier", "primry"], "did you mean `primary`?"),
+        (&["config", "check", "x", "--for", "sever"], "did you mean `server`?"),
+        (&["measure", "--lane", "strem"], "did you mean `stream`?"),
+        (&["setup", "remove", "clint"], "did you mean `client`?"),
+        (&["proxy", "--socks5", "1080", "--server", "a"], "127.0.0.1:1080 is for programs of this machine"),
+    ] {
+        let output = mpvpn(args);
+        assert_eq!(code(&output), 2, "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(meant), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_file_that_the_command_would_not_start_with_does_not_pass_the_check() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("my.toml");
+    let check = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let output = mpvpn(&["config", "check", file.to_str().unwrap()]);
+        (code(&output), stdout(&output) + &stderr(&output))
+    };
+    let token = home.path().join("token");
+    let text = format!("server = 'vpn.example'\ninsecure = true\ntoken-file = '{}'\n", token.display());
+    let (code, said) = check(&text);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains(&format!("cannot read {}: No such file", token.display())), "{said}");
+    assert!(said.contains("next: check that the path is right"), "{said}");
+    std::fs::write(&token, "mpvpn_secret").unwrap();
+    assert_eq!(check(&text).0, 0);
+    let (code, said) = check("sever = 'vpn.example'\ninsecure = true\n");
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("unknown key `sever`: did you mean `server`?"), "{said}");
+}
+
+#[test]
 fn a_full_disk_under_the_log_changes_no_exit_code() {
     // It logs a warning, and fails: nobody has this address (RFC 5737).
     let args = ["proxy", "--server", "127.0.0.1:4433", "--insecure", "--socks5", "192.0.2.77:1080"];

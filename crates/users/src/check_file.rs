@@ -17,7 +17,7 @@ use mpvpn_input::{Error, Result};
 pub struct CheckedFile {
     /// The command.
     pub kind: FileKind,
-    /// Files that it names and that this process cannot read, and rules that allow nothing, a sentence each.
+    /// Files that it names and that this user may not read, and rules that allow nothing, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -33,15 +33,15 @@ pub fn check_file(path: &Path, kind: Option<FileKind>) -> Result<CheckedFile> {
         FileKind::Server => {
             let config = ServerConfig::load(Some(path), ServerOptions::default(), Rights::ALL)?;
             if config.cert.is_some() {
-                note_missing(Certificates::load(&config).map(drop), &mut notes)?;
+                note_unreadable(Certificates::load(&config).map(drop), &mut notes)?;
             }
-            note_missing(ClientCertificates::load(&config).map(drop), &mut notes)?;
+            note_unreadable(ClientCertificates::load(&config).map(drop), &mut notes)?;
             if let Some(users) = &config.users {
-                note_missing(Users::load(users).map(drop), &mut notes)?;
+                note_unreadable(Users::load(users).map(drop), &mut notes)?;
             }
             if let Some(folder) = config.site.folder() {
                 let listed = std::fs::read_dir(folder).map(drop).map_err(Error::file("read", folder));
-                note_missing(listed, &mut notes)?;
+                note_unreadable(listed, &mut notes)?;
             }
             for (number, rule) in (1..).zip(&config.access) {
                 notes.extend(rule.ineffective_network().map(|net| {
@@ -64,30 +64,24 @@ pub fn check_file(path: &Path, kind: Option<FileKind>) -> Result<CheckedFile> {
                     )?
                 }
             };
-            note_missing(config.load_token().map(drop), &mut notes)?;
+            note_unreadable(config.load_token().map(drop), &mut notes)?;
             if let Some(files) = &config.cert {
-                note_missing(Identity::load(&files.cert, &files.key).map(drop), &mut notes)?;
+                note_unreadable(Identity::load(&files.cert, &files.key).map(drop), &mut notes)?;
             }
             if let Trust::Ca(_) = config.trust {
-                note_missing(tls::client_config(&config.trust, &[]).map(drop), &mut notes)?;
+                note_unreadable(tls::client_config(&config.trust, &[]).map(drop), &mut notes)?;
             }
         }
     }
     Ok(CheckedFile { kind, notes })
 }
 
-/// A file that is not there, or not for this user, may be there when the command starts.
-fn note_missing(result: Result<()>, notes: &mut Vec<String>) -> Result<()> {
+/// A file that is not for this user may be for the one that runs the command.
+fn note_unreadable(result: Result<()>, notes: &mut Vec<String>) -> Result<()> {
     match result {
-        Err(error @ Error::File { .. }) => {
-            let Error::File { source, .. } = &error else { return Err(error) };
-            match source.kind() {
-                ErrorKind::NotFound | ErrorKind::PermissionDenied => {
-                    notes.push(error.to_string());
-                    Ok(())
-                }
-                _ => Err(error),
-            }
+        Err(Error::File { ref source, .. }) if source.kind() == ErrorKind::PermissionDenied => {
+            notes.extend(result.err().map(|error| error.to_string()));
+            Ok(())
         }
         other => other,
     }
@@ -120,14 +114,19 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_have_a_place_and_missing_files_are_notes() {
+    fn mistakes_have_a_place_and_files_that_are_missing_are_named() {
         let (home, file) = write("server.toml", "tcp = 'off'\nmax-clients = 0\n");
         let error = check_file(&file, None).unwrap_err().to_string();
         assert!(error.contains("server.toml, line 2, column 1"), "{error}");
-        std::fs::write(&file, "cert = '/no/such.crt'\nkey = '/no/such.key'\n[site]\nroot = '/no/such'\n")
-            .unwrap();
-        let notes = check_file(&file, None).unwrap().notes;
-        assert!(notes.len() == 2 && notes[0].contains("/no/such.crt"), "{notes:?}");
+        for (text, missing) in [
+            ("cert = '/no/such.crt'\nkey = '/no/such.key'\n", "/no/such.crt"),
+            ("[site]\nroot = '/no/such'\n", "/no/such"),
+            ("server = 'a'\ninsecure = true\ntoken-file = '/no/such/token'\n", "/no/such/token"),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let error = check_file(&file, None).unwrap_err().to_string();
+            assert!(error.contains(&format!("cannot read {missing}: No such file")), "{error}");
+        }
         let rules = "[[access]]\nallow = true\nports = '80'\n[[access]]\nallow = true\nto = ['10.0.0.0/8', '127.0.0.1', \
                      '127.0.0.0/8']\n[[access]]\nallow = false\nto = '169.254.0.0/16'\n";
         std::fs::write(&file, rules).unwrap();
