@@ -35,7 +35,7 @@ fn most_relays(max_relays: u32) -> usize {
     });
     let available_fds = usize::try_from(max_open_files.saturating_sub(RESERVED_FDS)).unwrap_or(usize::MAX);
     if available_fds < max_relays as usize {
-        tracing::info!(
+        tracing::debug!(
             max_open_files,
             max_relays,
             "the limit of open files allows fewer relays than --max-relays"

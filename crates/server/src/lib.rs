@@ -463,8 +463,8 @@ impl Running {
 
     fn on_users_read(&mut self, now: Instant, read: Result<UserChange, String>) {
         match read {
-            Ok(UserChange { count, ended, revoked }) => {
-                self.events.report(Event::UsersRead { users: count as u64, ended: ended.len() as u64 });
+            Ok(UserChange { count, ended, lost_access, revoked }) => {
+                self.events.report(Event::UsersRead { users: count as u64, ended: lost_access as u64 });
                 self.end_users(now, ended);
                 self.end_certificates(now, revoked, client_certificates::REVOKED);
                 self.update_fixed_addresses();

@@ -53,6 +53,8 @@ pub(super) struct UserChange {
     pub(super) count: usize,
     /// Users that have no access any more, with the reason.
     pub(super) ended: BTreeMap<String, String>,
+    /// The number of those that had access until now.
+    pub(super) lost_access: usize,
     /// Certificates that are revoked since.
     pub(super) revoked: BTreeSet<CertificateId>,
 }
@@ -129,6 +131,7 @@ impl UserList {
         // Access that has ended by the clock since the last call of [`Self::expire`], which does not see it
         // then.
         let has_expired = self.expiry.is_some_and(|expiry| clock >= expiry);
+        let last_look = self.expiry.map_or(clock, |expiry| clock.min(expiry - Duration::from_nanos(1)));
         let used_up = Arc::clone(self.users.now().used_up());
         let before = self.users.replace(new.with_used_up(used_up));
         self.plan(now, clock);
@@ -138,7 +141,10 @@ impl UserList {
         let revoked = self.certificates.as_ref().zip(revoked).map(|(check, revoked)| check.revoke(revoked));
         let revoked = revoked.unwrap_or_default();
         let is_new = users != before || has_expired || !revoked.is_empty();
-        Ok(is_new.then(|| UserChange { count, ended: users.ended_since(&before, clock), revoked }))
+        let (ended, ended_before) =
+            (users.ended_since(&before, clock), before.ended_since(&before, last_look));
+        let lost_access = ended.keys().filter(|name| !ended_before.contains_key(*name)).count();
+        Ok(is_new.then_some(UserChange { count, ended, lost_access, revoked }))
     }
 
     /// Reads the revocations in `crl` from now on, of which these are the first; returns the certificates
@@ -468,12 +474,34 @@ mod tests {
         let mut fixture = Fixture::new(UserSettings { expires, ..UserSettings::default() });
         let (list, now) = (&mut fixture.list, Instant::now());
         let change = list.read(now, clock + 11 * DAY).unwrap();
-        let ended = change.map(|change| change.ended).unwrap_or_default();
+        let (ended, lost_access) =
+            change.map(|change| (change.ended, change.lost_access)).unwrap_or_default();
+        assert_eq!(lost_access, 1);
         assert!(
             ended.contains_key("alice"),
             "the file says nothing new, but the access has ended: {ended:?}"
         );
         assert_eq!(list.read(now, clock + 11 * DAY), Ok(None), "said once");
+    }
+
+    #[test]
+    fn users_without_access_before_a_change_have_not_lost_it_by_the_change() {
+        let clock = SystemTime::now();
+        let expires = Some(Expiry::in_days(clock, 10));
+        let mut fixture = Fixture::new(UserSettings { expires, ..UserSettings::default() });
+        let later = clock + 11 * DAY;
+        fixture.list.read(Instant::now(), later).unwrap();
+        let mut users = LockedUsers::open(&users_file(&fixture.config)).unwrap();
+        users.add("bob", &UserSettings::default()).unwrap();
+        drop(users);
+        let change = fixture.list.read(Instant::now(), later).unwrap().unwrap();
+        assert_eq!((change.count, change.lost_access), (2, 0));
+        assert!(change.ended.contains_key("alice"), "sessions that began meanwhile end, too");
+        let mut users = LockedUsers::open(&users_file(&fixture.config)).unwrap();
+        users.revoke("bob").unwrap();
+        drop(users);
+        let change = fixture.list.read(Instant::now(), later).unwrap().unwrap();
+        assert_eq!((change.count, change.lost_access), (2, 1));
     }
 
     #[test]

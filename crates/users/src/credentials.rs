@@ -301,7 +301,7 @@ impl Reachability {
     pub fn address(&self, config: &ServerConfig) -> Result<ServerAddr> {
         let guess =
             || guess_address(&config.listen).map(|ip| ServerAddr { host: ip.to_string(), port: self.port });
-        config.public.clone().or_else(|| ordered_address(config)).or_else(guess).ok_or_else(|| {
+        configured_address(config).or_else(guess).ok_or_else(|| {
             Error::usage(
                 "this machine has no address by which clients could reach the server",
                 "say how they reach it by --host HOST:PORT, or by `public` in the server's file",
@@ -329,6 +329,12 @@ fn port(config: &ServerConfig) -> u16 {
     config.listen.first().map_or(443, SocketAddr::port)
 }
 
+/// How clients reach the server, for [`first_start_message`].
+fn shown_server(config: &ServerConfig, address: Option<IpAddr>) -> ServerAddr {
+    let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
+    configured_address(config).unwrap_or(ServerAddr { host, port: port(config) })
+}
+
 /// The output to which the message of the start is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
@@ -345,10 +351,9 @@ impl Reader {
     }
 }
 
-/// How clients reach the server, for [`first_start_message`].
-fn shown_server(config: &ServerConfig, address: Option<IpAddr>) -> ServerAddr {
-    let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
-    ordered_address(config).unwrap_or(ServerAddr { host, port: port(config) })
+/// The name or address at which clients reach the server, as far as its configuration says it.
+fn configured_address(config: &ServerConfig) -> Option<ServerAddr> {
+    config.public.clone().or_else(|| ordered_address(config))
 }
 
 /// The message that a server prints at its start: the complete command of a client. `address` is the server's
@@ -359,7 +364,7 @@ pub fn first_start_message(
     address: Option<IpAddr>,
     reader: Reader,
 ) -> String {
-    let is_unknown = address.is_none() && ordered_address(config).is_none();
+    let is_unknown = address.is_none() && configured_address(config).is_none();
     let server = shown_server(config, address);
     let trust = Reachability::new(config, &credentials.identity).trust(&server).options();
     let mut options = format!("--server {server} {trust}");
@@ -382,6 +387,8 @@ pub fn first_start_message(
     if credentials.token.is_some() && shown_token.is_none() {
         let file = token_file(&config.state_dir);
         message.push_str(&format!("A token, for FILE, is in {} on this machine.\n", file.display()));
+    } else if credentials.token.is_none() && config.auth == AuthMode::Token {
+        message.push_str("FILE has the token of a user: `mpvpn user add NAME` on this machine adds one, and prints a link instead.\n");
     }
     message
 }
@@ -461,6 +468,18 @@ mod tests {
         let message = first_start_message(&config, &later, None, Reader::Terminal);
         assert!(message.contains("--server SERVER-ADDRESS:4433"), "{message}");
         assert!(message.contains("--token-file FILE"), "{message}");
+        assert!(message.contains("`mpvpn user add NAME` on this machine adds one"), "{message}");
+    }
+
+    #[test]
+    fn the_printed_command_has_the_address_of_the_configuration() {
+        let home = tempfile::tempdir().unwrap();
+        let public = Some("vpn.example:8443".parse().unwrap());
+        let config = ServerConfig { public, ..config(home.path()) };
+        let credentials = Credentials::load(&config).unwrap();
+        let message = first_start_message(&config, &credentials, None, Reader::Terminal);
+        assert!(message.contains("mpvpn client --server vpn.example:8443 --pin "), "{message}");
+        assert!(!message.contains("SERVER-ADDRESS"), "{message}");
     }
 
     #[test]

@@ -17,8 +17,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Checks that the client ends with exit code 1 and that its log contains all of `said` and advice.
-fn check_refused(mut client: MpvpnProcess, said: &[&str]) {
+/// Checks that the client ends with exit code 1 and that its log contains all of `said` and advice. Returns
+/// the log.
+fn check_refused(mut client: MpvpnProcess, said: &[&str]) -> String {
     let status = client.wait(TIMEOUT);
     let log = client.log();
     assert_eq!(status.code(), Some(1), "{log}");
@@ -26,6 +27,7 @@ fn check_refused(mut client: MpvpnProcess, said: &[&str]) {
         assert!(log.contains(expected), "no {expected:?} in:\n{log}");
     }
     assert!(log.contains("next:"), "no advice in:\n{log}");
+    log
 }
 
 fn fingerprint(testbed: &Testbed, name: &str) -> String {
@@ -72,6 +74,7 @@ fn the_first_start_prints_a_client_command_that_works_and_only_a_terminal_shows_
     let token = fs::read_to_string(&token_file).expect("a token");
     assert!(!log.contains(&token.trim()["mpvpn_".len()..]), "{log}");
     assert!(log.contains("A token, for FILE, is in first-start/client-token on this machine."), "{log}");
+    assert!(!log.contains("open files"), "{log}");
     let command = log
         .lines()
         .find_map(|line| line.find("mpvpn client ").map(|at| &line[at + "mpvpn ".len()..]))
@@ -92,13 +95,17 @@ fn the_first_start_prints_a_client_command_that_works_and_only_a_terminal_shows_
     // A terminal shows the whole command.
     let path = testbed.file("terminal", Host::Server);
     let shown = fs::File::create(&path).expect("a file");
-    let script = format!("exec {} server --listen 0.0.0.0:4433 --state-dir first-start", binary().display());
+    fs::write(testbed.dir().join("public.toml"), "public = 'vpn.example:8443'\n").expect("a file");
+    let options = "--config public.toml --listen 0.0.0.0:4433 --state-dir first-start";
+    let script = format!("exec {} server {options}", binary().display());
     let mut on_terminal = testbed.command(Host::Server, "script");
     on_terminal.args(["-qefc", &script, "/dev/null"]).stdin(Stdio::null()).stdout(shown);
     let mut on_terminal = on_terminal.spawn().expect("script runs");
     eventually(Duration::from_secs(15), "the token is shown", || {
         let text = fs::read_to_string(&path).unwrap_or_default();
-        match text.contains(&format!("--token {}", token.trim())) {
+        match text.contains("mpvpn client --server vpn.example:8443 ")
+            && text.contains(&format!("--token {}", token.trim()))
+        {
             true => Ok(()),
             false => Err(text),
         }
@@ -129,7 +136,9 @@ fn another_certificate_is_refused() {
     testbed.make_certificate("other");
     let _server = testbed.server(&[]);
     check_refused(testbed.start_client(&["--ca", "other.crt"]), &["certificate"]);
-    check_refused(testbed.start_client(&["--pin", &fingerprint(&testbed, "other")]), &["certificate"]);
+    let other = testbed.start_client(&["--pin", &fingerprint(&testbed, "other")]);
+    let log = check_refused(other, &["certificate is not the pinned one: its SHA-256 begins with"]);
+    assert!(!log.contains("OtherError") && !log.contains("OtherFingerprint"), "{log}");
 }
 
 #[test]
