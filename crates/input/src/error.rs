@@ -191,7 +191,8 @@ impl Error {
                 _ => "choose another port with --listen, or turn TCP off with --tcp off".into(),
             },
             Self::SocketInUse { .. } => {
-                "stop that process, or give this one another --name or --api-socket".into()
+                "stop that process, or give this one another --tun-name, after which its socket is named; a proxy: another --name"
+                    .into()
             }
             Self::SocketPath { .. } => "choose a shorter path with --api-socket".into(),
             Self::NoAnswer { source, .. } if source.kind() == ErrorKind::PermissionDenied => {

@@ -61,8 +61,9 @@ pub fn plan_removal(
             steps.push(Step::new(Action::Remove(instance.file()), "setup wrote it", None));
         }
         Some(_) => removal.left.push(format!(
-            "{}: it was changed after setup, or setup did not write it; `rm {0}` removes it",
-            instance.file().display()
+            "{}: it was changed after setup, or setup did not write it{}; `rm {0}` removes it",
+            instance.file().display(),
+            if instance.role() == Role::Client { "; the token in it still gives access" } else { "" }
         )),
         None => {}
     }
@@ -161,7 +162,9 @@ mod tests {
         for record in [None, Some(record_of("server = \"a\"\n"))] {
             let removal = plan_removal(&machine, &client, record.as_ref(), None, &KeptState::default());
             assert!(!texts(&removal).contains(&"remove /etc/mpvpn/client.toml".to_owned()), "{removal:?}");
-            assert!(removal.left[0].starts_with("/etc/mpvpn/client.toml: "), "{:?}", removal.left);
+            let left = "/etc/mpvpn/client.toml: it was changed after setup, or setup did not write it; the token in it still \
+                        gives access; `rm /etc/mpvpn/client.toml` removes it";
+            assert_eq!(removal.left, [left]);
         }
         let nothing = plan_removal(&MachineFacts::default(), &client, None, None, &KeptState::default());
         assert_eq!(nothing, Removal::default(), "nothing was there");

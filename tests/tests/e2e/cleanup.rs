@@ -1,9 +1,12 @@
 //! mpvpn undoes all its changes of the system.
 
+use std::time::Duration;
+
 use mpvpn_tests::{
+    eventually,
     http::{Download, MB, TestPages},
     ping::reaches,
-    testbed::{Host, MpvpnProcess, TUNNEL, Testbed, inet4},
+    testbed::{Host, MpvpnProcess, SERVER, TUNNEL, Testbed, binary, inet4},
 };
 
 /// The network settings of both hosts as text.
@@ -59,6 +62,33 @@ fn sigterm_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_terminal_that_is_closed_leaves_nothing_behind() {
+    let testbed = Testbed::two_links();
+    let before = Networks::of(&testbed);
+    let mut server = testbed.server(&[]);
+    let socket = testbed.file("api", Host::Client);
+    let command = format!(
+        "exec {} client --server {SERVER} --insecure --path eth1 --path eth2 --api-socket {}",
+        binary().display(),
+        socket.display()
+    );
+    let terminal = ["-qefc", &command, "/dev/null"];
+    let mut terminal = testbed.start_program(Host::Client, "script", &terminal, &socket).wait_until_up();
+    reaches(&testbed, Host::Client, TUNNEL);
+    terminal.kill();
+    assert!(server.interrupt().success(), "{}", server.log());
+    eventually(Duration::from_secs(10), "the client has ended", || match socket.exists() {
+        false => Ok(()),
+        true => Err(terminal.log()),
+    });
+    eventually(Duration::from_secs(5), "the client's network as before", || {
+        let now = testbed.network_state(Host::Client);
+        if now == before.0 { Ok(()) } else { Err(now) }
+    });
+    before.assert_same(&Networks::of(&testbed), "after the terminal was closed");
+}
+
+#[test]
 fn a_start_after_sigkill_cleans_up_and_works_and_leaves_nothing_behind() {
     let testbed = Testbed::two_links();
     let before = Networks::of(&testbed);
@@ -91,5 +121,6 @@ fn a_second_client_with_the_same_name_is_refused_and_does_not_affect_the_first()
     let mut second = testbed.start_client(&[]);
     assert_eq!(second.wait(std::time::Duration::from_secs(10)).code(), Some(1), "{}", second.log());
     assert!(second.log().contains("mpvpn0"), "{}", second.log());
+    assert!(second.log().contains("another name with --tun-name"), "{}", second.log());
     reaches(&testbed, Host::Client, TUNNEL);
 }
