@@ -47,7 +47,7 @@ pub use lane::LaneRule;
 pub use limits::LimitRule;
 pub use links::{LinkConfig, is_match};
 pub use mpvpn_path::Scheduler;
-pub use mpvpn_types::{BitRate, CongestionControl, FlowMode};
+pub use mpvpn_types::{BitRate, CongestionControl, FlowMode, most_similar};
 pub use options::{ClientOptions, ServerOptions};
 pub use proxy::Proxies;
 pub use reload::{ConfigSource, ServerChanges, ServerSetting};

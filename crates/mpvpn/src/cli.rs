@@ -6,6 +6,7 @@
 use std::{error::Error as _, ffi::OsString, process::ExitCode};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use mpvpn_config::most_similar;
 
 use crate::{
     commands::{self, Entry},
@@ -145,8 +146,12 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         ErrorKind::InvalidSubcommand => {
             let word = context(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let next = match context(ContextKind::SuggestedSubcommand) {
-                Some(_) => proposal(ContextKind::SuggestedSubcommand),
+            let proposed = match error.get(ContextKind::SuggestedSubcommand) {
+                Some(ContextValue::Strings(words)) => words.iter().map(String::as_str).collect(),
+                _ => Vec::new(),
+            };
+            let next = match most_similar(&word, &proposed) {
+                Some(similar) => format!("did you mean `{similar}`?"),
                 None => format!("available are: {}; {HELP}", shown_commands()),
             };
             Failure::usage(format!("`{word}` is not a command"), next)
