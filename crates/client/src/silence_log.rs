@@ -1,7 +1,7 @@
 //! Decides when a client logs its state while its server does not answer.
 //!
-//! In: whether something of the server arrives, time. Out: when to log. Always holds: no line while the server
-//! is reached, and at most one each interval.
+//! In: whether something of the server arrives, time. Out: when to log. Always holds: no line while the
+//! server is reached, and at most one each interval.
 
 use std::time::{Duration, Instant};
 

@@ -74,7 +74,7 @@ pub struct LinkCheck {
     pub chosen: ChosenTransport,
     /// Why the client would use this transport.
     pub why: String,
-    /// What to do if the client would use none; else empty.
+    /// The next step of the user if the client would use none; else empty.
     pub next: &'static str,
 }
 

@@ -74,8 +74,8 @@ mod tests {
         Latency { rtt_ms, ..Latency::default() }
     }
 
-    /// A report of links with rates down (Mbit/s) and round-trip times idle and loaded (ms); the empty name is
-    /// that of all links.
+    /// A report of links with rates down (Mbit/s) and round-trip times idle and loaded (ms); the empty name
+    /// is that of all links.
     fn report(rows: &[(&str, f64, f64, f64)]) -> MeasureReport {
         let row = |(link, rate, _, loaded): &(&str, f64, f64, f64), flows, direction| TcpRow {
             link: (*link).to_owned(),
