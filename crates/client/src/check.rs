@@ -41,8 +41,8 @@ use tokio::runtime::{Builder, Runtime};
 use super::start::tunnel_config;
 
 /// The user's next step where this machine sends nothing to the server.
-const NEXT_IF_NOT_SENT: &str = "a kill switch of mpvpn blocks everything past its tunnel: `mpvpn status` shows it, and \
-    `sudo mpvpn kill-switch release` ends it where no client runs; else look at `ip route` and `sudo nft list ruleset`";
+const NEXT_IF_NOT_SENT: &str = "`mpvpn status` shows whether a kill switch of mpvpn blocks, which `sudo mpvpn kill-switch release` ends \
+    where no client runs; else look at `ip route` and `sudo nft list ruleset`";
 
 /// A link to be measured.
 struct Candidate {

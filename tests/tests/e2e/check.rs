@@ -141,5 +141,5 @@ fn a_missing_interface_a_closed_port_an_unknown_name_and_a_kill_switch_have_thei
     let (code, text) = check("192.0.2.77:4433", "eth1");
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("this machine sends nothing to the server"), "{text}");
-    assert!(text.contains("next: a kill switch of mpvpn blocks everything past its tunnel"), "{text}");
+    assert!(text.contains("next: `mpvpn status` shows whether a kill switch of mpvpn blocks"), "{text}");
 }
