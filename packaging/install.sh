@@ -167,8 +167,10 @@ install_all() {
     if have systemd-sysusers; then
         systemd-sysusers ${root:+--root="$root"} mpvpn.conf
     elif [ -z "$root" ]; then
-        say "the user mpvpn cannot be made without systemd-sysusers: useradd --system --home-dir /var/lib/mpvpn mpvpn"
+        say "the user mpvpn cannot be made without systemd-sysusers: useradd --system --home-dir /var/lib/mpvpn mpvpn; groupadd --system mpvpn-admin"
     fi
+    # Members of the group mpvpn see the status only: tokens are for the group of the services.
+    [ $upgrade = no ] || [ -n "$root" ] || find /etc/mpvpn -xdev -type f -group mpvpn -exec chgrp mpvpn-admin {} + || :
     if runs_systemd; then
         systemd-tmpfiles --create mpvpn.conf || :
         systemctl daemon-reload
@@ -178,7 +180,7 @@ install_all() {
             systemctl try-restart mpvpn-server.service mpvpn-client.service 'mpvpn-server@*.service' 'mpvpn-client@*.service'
     fi
     have nft || say "nft is missing, which servers and clients need: install the package nftables"
-    say "mpvpn $version is installed: \`mpvpn setup server\` or \`mpvpn setup client LINK\` is next"
+    say "mpvpn $version is installed: \`mpvpn setup server\` or \`mpvpn setup client LINK\` is next; to see the status without sudo: usermod -aG mpvpn NAME"
 }
 
 uninstall() {
@@ -204,7 +206,7 @@ uninstall() {
         if [ -z "$root" ]; then
             rm -rf /run/mpvpn /run/mpvpn-dns /run/mpvpn-resolv.conf
             ! have userdel || userdel mpvpn 2>/dev/null || :
-            ! have groupdel || groupdel mpvpn 2>/dev/null || :
+            for group in mpvpn mpvpn-admin; do ! have groupdel || groupdel $group 2>/dev/null || :; done
         fi
         say "mpvpn is removed, with its settings and users"
     else

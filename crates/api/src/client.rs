@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use super::connect_nonblocking;
 use mpvpn_input::dirs::SOCKET_DIR;
-use mpvpn_input::{Error, Result, dirs};
+use mpvpn_input::{Error, Result, dirs, groups};
 
 /// Time for a whole response. The server answers within its `DATA_PLANE_TIMEOUT` of 2 s: less than that would
 /// fail while the data plane is busy; more lets a command hang at a stopped process.
@@ -131,9 +131,10 @@ async fn with_timeout<T>(path: &Path, work: impl Future<Output = Result<T>>) -> 
 /// Sends a request and returns the head of the response. The body arrives while the runtime runs.
 async fn send(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<Response<Incoming>> {
     let bad = |why: String| Error::BadAnswer { path: path.into(), why };
-    let stream = tokio::net::UnixStream::connect(path)
-        .await
-        .map_err(|source| Error::NoAnswer { path: path.into(), source })?;
+    let stream = tokio::net::UnixStream::connect(path).await.map_err(|source| match source.kind() {
+        ErrorKind::PermissionDenied => Error::denied(groups::JOIN_READERS),
+        _ => Error::NoAnswer { path: path.into(), source },
+    })?;
     let (mut requests, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| bad(error.to_string()))?;
     tokio::spawn(connection);
@@ -143,7 +144,10 @@ async fn send(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<Res
         .header(header::HOST, "localhost")
         .body(Full::new(body))
         .map_err(|error| bad(error.to_string()))?;
-    requests.send_request(request).await.map_err(|error| bad(error.to_string()))
+    let response = requests.send_request(request).await.map_err(|error| bad(error.to_string()))?;
+    // Strangers do not reach the socket, so this is a reader who asks for a change.
+    let is_denied = response.status() == StatusCode::FORBIDDEN;
+    if is_denied { Err(Error::denied(groups::JOIN_ADMINISTRATORS)) } else { Ok(response) }
 }
 
 async fn read_body(path: &Path, response: Response<Incoming>) -> Result<ApiResponse> {
@@ -159,6 +163,17 @@ pub fn list_sockets() -> Vec<PathBuf> {
     let common = Path::new(SOCKET_DIR);
     let own = dirs::runtime_dir().filter(|own| own != common);
     own.into_iter().flat_map(|own| sockets_in(&own)).chain(sockets_in(common)).collect()
+}
+
+/// Whether this user sees which sockets there are in [`SOCKET_DIR`].
+///
+/// # Errors
+/// If the folder is closed to this user.
+pub fn may_list() -> Result<()> {
+    match std::fs::read_dir(SOCKET_DIR) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(Error::denied(groups::JOIN_READERS)),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn sockets_in(dir: &Path) -> Vec<PathBuf> {

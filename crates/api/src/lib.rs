@@ -1,4 +1,4 @@
-//! The local API: HTTP/1.1 on a unix socket that only its owner can open.
+//! The local API: HTTP/1.1 on a unix socket.
 //!
 //! In: requests of programs on this machine. Out: `GET /v1/status`, a [`Status`](mpvpn_status::Status) in
 //! JSON; `GET /v1/flows`, a [`FlowList`](mpvpn_status::FlowList); `GET /v1/events`, the last
@@ -7,15 +7,17 @@
 //! [`Link`](mpvpn_status::Link); `POST /v1/echoes` tells on which paths [pings](mpvpn_status::measure)
 //! travelled; `POST /v1/measure` puts measured flows on chosen links; `POST /v1/reload` has the configuration
 //! read again and answers with [`ReloadReport`](mpvpn_status::reload_report::ReloadReport); `POST
-//! /v1/dashboard/link` answers with a [`DashboardLink`]. Always holds: a socket in use is never taken away
-//! from a live process; what waits, is read or is answered is bounded in size and time; the socket's file is
-//! gone when the server is.
+//! /v1/dashboard/link` answers with a [`DashboardLink`]. Always holds: only requests that are marked so are
+//! answered to more than root, the own user and administrators, by the user and groups of the program; a
+//! socket in use is never taken away from a live process; what waits, is read or is answered is bounded in
+//! size and time; the socket's file is gone when the server is.
 //!
 //! All requests are defined in `requests.rs`; `server.rs` and `client.rs` know none of them.
 #![forbid(unsafe_code)]
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod access;
 mod client;
 pub mod metrics;
 mod requests;
@@ -26,7 +28,7 @@ use std::{io, os::fd::OwnedFd, path::Path, time::Duration};
 
 use tokio::sync::oneshot;
 
-pub use client::list_sockets;
+pub use client::{list_sockets, may_list};
 pub use requests::*;
 pub use server::{RequestHandler, Server};
 

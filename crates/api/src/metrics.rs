@@ -43,11 +43,11 @@ impl Server {
     pub async fn serve(self, source: RequestHandler) -> Result<()> {
         let listener = mpvpn_http::into_tokio("metrics", self.listener)?;
         let users = Arc::new(Mutex::new(self.users));
-        let answer = move |request| {
+        let answer = move |request, _| {
             let (source, users) = (Arc::clone(&source), Arc::clone(&users));
             async move { answer(&request, &source, &users).await }
         };
-        mpvpn_http::serve("metrics", async || Ok(listener.accept().await?.0), answer).await;
+        mpvpn_http::serve("metrics", async || Ok(((), listener.accept().await?.0)), answer).await;
         Ok(())
     }
 }

@@ -66,21 +66,23 @@ pub enum ControlRequest {
 /// A route that ends with this word matches any word in its place.
 pub(super) const PATH_PARAMETER: &str = "NAME";
 
+/// Each request with its path and method. Those that are not marked are for root, the own user and
+/// administrators only.
 pub(super) const ROUTES: &[Route] = &[
-    Route::get("/v1/status", |request| request.query(ControlRequest::Status)),
-    Route::get("/v1/flows", |request| request.query(ControlRequest::Flows)),
-    Route::get("/v1/events", |request| request.events()),
+    Route::get("/v1/status", |request| request.query(ControlRequest::Status)).for_readers(),
+    Route::get("/v1/flows", |request| request.query(ControlRequest::Flows)).for_readers(),
+    Route::get("/v1/events", |request| request.events()).for_readers(),
     Route::post("/v1/links/NAME", |request| {
         request.command_with_body(StatusCode::NOT_FOUND, ControlRequest::Link)
     }),
     Route::post("/v1/echoes", |request| {
-        let ask = |_, request, reply| ControlRequest::Echoes(request, reply);
-        request.command_with_body(StatusCode::CONFLICT, ask)
-    }),
+        request.command_with_body(StatusCode::CONFLICT, |_, asked, to| ControlRequest::Echoes(asked, to))
+    })
+    .for_readers(),
     Route::post("/v1/measure", |request| {
-        let ask = |_, request, reply| ControlRequest::Measure(request, reply);
-        request.command_with_body(StatusCode::CONFLICT, ask)
-    }),
+        request.command_with_body(StatusCode::CONFLICT, |_, asked, to| ControlRequest::Measure(asked, to))
+    })
+    .for_readers(),
     Route::get("/v1/config", |request| request.command(StatusCode::BAD_REQUEST, ControlRequest::Config)),
     Route::post("/v1/dashboard/link", |request| {
         request.command(StatusCode::CONFLICT, ControlRequest::DashboardLink)

@@ -2,7 +2,7 @@ use std::{
     io::ErrorKind,
     os::unix::{
         ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt, PermissionsExt},
+        fs::{FileTypeExt, MetadataExt},
         net::UnixListener,
     },
     path::{Path, PathBuf},
@@ -20,11 +20,13 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::{
-    ControlRequest, ask_data_plane, connect_nonblocking,
+    ControlRequest, access, ask_data_plane, connect_nonblocking,
     requests::{PATH_PARAMETER, ROUTES},
 };
+use access::Access;
 use mpvpn_http::{HttpResponse, NoTimeLimit, complete, pulled_body};
 use mpvpn_input::{Error, Result, files};
+use mpvpn_os::undo::Lock;
 use mpvpn_status::events::{EventReader, SharedEventLog};
 
 /// Hands a request to the data plane.
@@ -65,8 +67,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path`, with mode 0600. A socket file that no process listens at is replaced; if a process
-    /// listens there, the error names it.
+    /// Listens at `path`, with mode 0600; in the folder of root and of the services, members of the group
+    /// `mpvpn` connect, too. A socket file that no process listens at is replaced; if a process listens
+    /// there, the error names it.
     pub fn bind(path: &Path) -> Result<Self> {
         let bytes = path.as_os_str().as_bytes().len();
         if bytes > MAX_SOCKET_PATH_BYTES {
@@ -77,15 +80,14 @@ impl Server {
             _ => Path::new("."),
         };
         files::create_private_dir(dir)?;
-        let _lock = files::lock_dir(dir)?;
+        let _lock = Lock::wait_for(dir, "api").map_err(Error::file("lock", dir))?;
         check_socket_unused(path)?;
 
-        // Bound under a temporary name and renamed after chmod: at `path` it never has a wider mode than
-        // 0600.
+        // Bound under a temporary name and renamed after chmod: at `path` it never has a wider mode.
         let temporary = dir.join(format!(".{}", std::process::id()));
         let _ = std::fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary).map_err(Error::file("create", path))?;
-        let ready = std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))
+        let ready = access::admit(&temporary, access::readers_in(dir))
             .and_then(|()| listener.set_nonblocking(true))
             .and_then(|()| std::fs::rename(&temporary, path))
             .and_then(|()| std::fs::metadata(path));
@@ -106,8 +108,9 @@ impl Server {
         let state = ApiState::new(source, events);
         let listener =
             tokio::net::UnixListener::from_std(listener).map_err(Error::file("listen at", &file.path))?;
-        let answer = move |request| answer(request, state.clone());
-        mpvpn_http::serve("local API", async || Ok(listener.accept().await?.0), answer).await;
+        let accept = async || listener.accept().await.map(|(stream, _)| (access::of_peer(&stream), stream));
+        let answer = move |request, may| answer(request, may, state.clone());
+        mpvpn_http::serve("local API", accept, answer).await;
         Ok(())
     }
 }
@@ -122,20 +125,27 @@ pub(super) struct ApiRequest {
 
 type ResponseFuture = Pin<Box<dyn Future<Output = HttpResponse> + Send>>;
 
-/// A path and method, and the function that answers its requests.
+/// A path and method, the access that they take, and the function that answers their requests.
 pub(super) struct Route {
-    method: Method,
-    path: &'static str,
+    pub(super) method: Method,
+    pub(super) path: &'static str,
+    pub(super) access: Access,
     answer: fn(ApiRequest) -> ResponseFuture,
 }
 
 impl Route {
     pub(super) const fn get(path: &'static str, answer: fn(ApiRequest) -> ResponseFuture) -> Self {
-        Self { method: Method::GET, path, answer }
+        Self { method: Method::GET, path, access: Access::Change, answer }
     }
 
     pub(super) const fn post(path: &'static str, answer: fn(ApiRequest) -> ResponseFuture) -> Self {
-        Self { method: Method::POST, path, answer }
+        Self { method: Method::POST, path, access: Access::Change, answer }
+    }
+
+    /// The same route for members of the group `mpvpn`, too.
+    pub(super) const fn for_readers(mut self) -> Self {
+        self.access = Access::Read;
+        self
     }
 
     /// If the route matches `path`, the word in place of [`PATH_PARAMETER`].
@@ -235,7 +245,7 @@ async fn next_lines(
     Some((reader.next().await?.into(), (reader, permit)))
 }
 
-pub(super) async fn answer(request: Request<Incoming>, state: ApiState) -> HttpResponse {
+pub(super) async fn answer(request: Request<Incoming>, may: Access, state: ApiState) -> HttpResponse {
     let path = request.uri().path();
     let found = ROUTES.iter().find_map(|route| Some((route, route.parameter_in(path)?)));
     let Some((route, name)) = found else {
@@ -246,6 +256,9 @@ pub(super) async fn answer(request: Request<Incoming>, state: ApiState) -> HttpR
     };
     if request.method() != route.method {
         return not_allowed(&route.method);
+    }
+    if may < route.access {
+        return error_response(StatusCode::FORBIDDEN, "this user may not make this request");
     }
     let name = name.to_owned();
     (route.answer)(ApiRequest { request, name, state }).await

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use mpvpn_types::Tier;
 
-use super::*;
+use super::{access::Access, *};
 use mpvpn_input::Error;
 use mpvpn_input::role::Role;
 use mpvpn_status::{
@@ -118,6 +118,74 @@ fn pings_and_measurements_are_asked_for_in_json() {
     assert!(error.is_usage() && error.to_string().contains("no link `eth9`"), "{error}");
     let odd = raw(&path, b"POST /v1/measure HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{\"on\": 1}");
     assert!(odd.starts_with("HTTP/1.1 400"), "{odd}");
+}
+
+/// The requests in the table of `docs/security.md`, with those who may make them.
+fn documented_requests() -> Vec<(String, String)> {
+    let page = include_str!("../../../docs/security.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let rows = rows.filter_map(|row| row.strip_suffix(" |")?.split_once("` | "));
+    let rows = rows.filter(|(request, _)| request.contains(" /v1/"));
+    rows.map(|(request, who)| (request.to_owned(), who.to_owned())).collect()
+}
+
+#[test]
+fn each_request_is_classified_as_the_page_about_security_says() {
+    let classified: Vec<(String, String)> = ROUTES
+        .iter()
+        .map(|route| {
+            let who = match route.access {
+                Access::Read => "`mpvpn`, `mpvpn-admin`",
+                Access::Change => "`mpvpn-admin`",
+                Access::Nothing => "nobody",
+            };
+            (format!("{} {}", route.method, route.path), who.to_owned())
+        })
+        .collect();
+    assert_eq!(classified, documented_requests());
+}
+
+#[test]
+fn a_request_that_is_not_marked_is_a_change() {
+    let unmarked = server::Route::get("/v1/new", |request| request.query(ControlRequest::Status));
+    assert_eq!(unmarked.access, Access::Change);
+}
+
+/// The status of the answers to all requests of the table, for a program with this access.
+fn answers(access: Access) -> Vec<(String, String)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let state = server::ApiState::new(up(), SharedEventLog::default());
+    let status = |route: &server::Route| {
+        let (name, body) = (format!("{} {}", route.method, route.path), "{}");
+        let head = format!("{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n");
+        let serve = |stream| {
+            let answer = |request| server::answer(request, access, state.clone());
+            mpvpn_http::serve_connection(stream, answer, || ())
+        };
+        let sent = format!("{head}\r\n{body}");
+        let (quiet, time) = (Duration::ZERO, Duration::from_secs(20));
+        let got =
+            runtime.block_on(mpvpn_http::untrusted::exchange(serve, sent.as_bytes(), 4096, quiet, time));
+        let got = String::from_utf8(got.unwrap()).unwrap();
+        (name, got.split(' ').nth(1).unwrap_or_default().to_owned())
+    };
+    ROUTES.iter().map(status).collect()
+}
+
+#[test]
+fn a_request_beyond_the_access_of_the_program_is_refused_before_it_reaches_the_data_plane() {
+    let refused = |access| {
+        let all = answers(access).into_iter().filter(|(_, status)| status == "403");
+        all.map(|(request, _)| request).collect::<Vec<_>>()
+    };
+    let changes: Vec<String> = documented_requests()
+        .into_iter()
+        .filter(|(_, who)| who == "`mpvpn-admin`")
+        .map(|(request, _)| request)
+        .collect();
+    assert!(changes.len() > 2 && refused(Access::Change).is_empty());
+    assert_eq!(refused(Access::Read), changes);
+    assert_eq!(refused(Access::Nothing).len(), ROUTES.len());
 }
 
 /// Sends `request` as it is and returns everything that comes back.
@@ -356,6 +424,18 @@ fn a_socket_in_use_is_not_taken_away() {
         format!("{} is in use by a running process (pid {})", path.display(), std::process::id())
     );
     assert_eq!(fetch_status(&path).unwrap().state, State::Up);
+}
+
+#[test]
+fn a_lock_on_the_folder_delays_nobody() {
+    let home = tempfile::tempdir().unwrap();
+    // Everybody who may read the folder can do that.
+    let _locked = mpvpn_input::files::lock_dir(home.path()).unwrap();
+    let (sender, bound) = std::sync::mpsc::channel();
+    let path = home.path().join("a.sock");
+    std::thread::spawn(move || sender.send(Server::bind(&path)));
+    assert!(bound.recv_timeout(Duration::from_secs(20)).expect("it does not wait").is_ok());
+    assert!(!home.path().join("api.lock").exists(), "a lock was left behind");
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl PlainApi {
     /// The bytes that a program gets that sends `sent` and then ends its side, at most `max` bytes; `None` if
     /// the connection does not end within `time`.
     pub fn serve(&self, sent: &[u8], max: usize, time: Duration) -> Option<Vec<u8>> {
-        let answer = |request| answer(request, self.state.clone());
+        let answer = |request| answer(request, crate::access::Access::Change, self.state.clone());
         let serve = |stream| serve_connection(stream, answer, || ());
         self.runtime.block_on(async { exchange(serve, sent, max, Duration::ZERO, time).await })
     }

@@ -94,14 +94,15 @@ pub fn into_tokio(option: &'static str, listener: TcpListener) -> Result<tokio::
     })
 }
 
-/// Answers requests on the connections that `accept` returns, until dropped; inside a tokio runtime with I/O
-/// and time. `server_name` names the server in the log.
-pub async fn serve<S, F>(
+/// Answers requests on the connections that `accept` returns, each behind a value about its peer, until
+/// dropped; inside a tokio runtime with I/O and time. `server_name` names the server in the log.
+pub async fn serve<S, P, F>(
     server_name: &'static str,
-    accept: impl AsyncFn() -> io::Result<S>,
-    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    accept: impl AsyncFn() -> io::Result<(P, S)>,
+    answer: impl Fn(Request<Incoming>, P) -> F + Clone + Send + Sync + 'static,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    P: Copy + Send + Sync + 'static,
     F: Future<Output = HttpResponse> + Send + 'static,
 {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -109,8 +110,8 @@ pub async fn serve<S, F>(
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         while connections.try_join_next().is_some() {}
-        let stream = match accept().await {
-            Ok(stream) => stream,
+        let (peer, stream) = match accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Mostly a lack of file descriptors (EMFILE): the next attempt may find one free.
                 tracing::debug!("{server_name}: {error}");
@@ -119,6 +120,7 @@ pub async fn serve<S, F>(
             }
         };
         let answer = answer.clone();
+        let answer = move |request| answer(request, peer);
         connections.spawn(async move {
             if let Err(error) = serve_connection(stream, answer, || ()).await {
                 tracing::debug!("{server_name}: {error}");

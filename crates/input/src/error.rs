@@ -1,5 +1,7 @@
 use std::{io::ErrorKind, path::PathBuf};
 
+use crate::groups;
+
 /// Errors of options, files, certificates and the local API. Each names the option, file or socket that it is
 /// about.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +115,12 @@ pub enum Error {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// This user may not ask the process.
+    #[error("permission denied: use sudo{0}")]
+    Denied(
+        /// The remedy beside sudo; empty if there is none.
+        &'static str,
+    ),
     /// The process at the API's socket gave an answer that is not one of the API.
     #[error("the process at {} gave an answer that is not understood: {why}", path.display())]
     BadAnswer {
@@ -132,6 +140,11 @@ impl Error {
     /// An error of the machine: a missing part, and the next step.
     pub fn machine(why: impl Into<String>, next: impl Into<String>) -> Self {
         Self::Machine { why: why.into(), next: next.into() }
+    }
+
+    /// This user may not do it; `join` is the remedy where this machine has the group for that.
+    pub fn denied(join: &'static str) -> Self {
+        Self::Denied(groups::id(groups::READERS).map_or("", |_| join))
     }
 
     /// For `map_err` on I/O: `.map_err(Error::file("read", path))`.
@@ -195,12 +208,10 @@ impl Error {
                     .into()
             }
             Self::SocketPath { .. } => "choose a shorter path with --api-socket".into(),
-            Self::NoAnswer { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-                "run the command as the user that runs mpvpn: with sudo if that is root".into()
-            }
             Self::NoAnswer { .. } => {
                 "start `mpvpn server` or `mpvpn client`, or name its socket with --api-socket".into()
             }
+            Self::Denied(_) => "run it with sudo; `id` shows the groups of this login".into(),
             Self::BadAnswer { .. } => {
                 "check that the process at the socket is mpvpn, and of the version of `mpvpn --version`"
                     .into()

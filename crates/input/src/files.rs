@@ -12,14 +12,14 @@ use std::{
 use rustix::fs::{Mode, OFlags};
 use toml_edit::DocumentMut;
 
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    groups::{self, ADMINISTRATORS},
+};
 
 /// Largest file that is read (bytes): a users' file with 10,000 users has 1.2 MB. A larger limit lets a wrong
 /// path, as `/dev/zero`, fill memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
-
-/// The group whose members may read configuration files.
-const GROUP: &str = "mpvpn";
 
 /// Reads a whole file.
 pub type ReadFile = fn(&Path) -> io::Result<Vec<u8>>;
@@ -175,15 +175,15 @@ pub fn open_private(path: &Path) -> Result<fs::File> {
 }
 
 /// Writes a configuration file, as [`write_secret`] does. A new one is for root and the members of the group
-/// `mpvpn`, if there is one; a new folder is readable for all, which says which files there are and not what
-/// is in them.
+/// `mpvpn-admin`, to which the services belong, if there is one; a new folder is readable for all, which says
+/// which files there are and not what is in them.
 pub fn write_config(path: &Path, text: &str) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
     }
     let is_new = !path.exists();
     write_secret(path, text.as_bytes())?;
-    if is_new { allow_group(path, GROUP) } else { Ok(()) }
+    if is_new { allow_administrators(path) } else { Ok(()) }
 }
 
 /// Renames a file that cannot be understood to `*.EXTENSION.bad`, in place of an earlier one. Returns its new
@@ -238,14 +238,9 @@ fn give_to_owner_of_folder(path: &Path, new: &fs::File) -> io::Result<()> {
     }
 }
 
-/// Lets the members of a group read `path`, if there is such a group.
-fn allow_group(path: &Path, name: &str) -> Result<()> {
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    let id = groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse::<u32>().ok()).flatten()
-    });
-    let Some(id) = id else { return Ok(()) };
+/// Lets the members of the group [`ADMINISTRATORS`] read `path`, if there is such a group.
+fn allow_administrators(path: &Path) -> Result<()> {
+    let Some(id) = groups::id(ADMINISTRATORS) else { return Ok(()) };
     std::os::unix::fs::chown(path, None, Some(id))
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o640)))
         .map_err(Error::file("change the owner of", path))

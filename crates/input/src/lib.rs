@@ -11,6 +11,7 @@
 pub mod dirs;
 mod error;
 pub mod files;
+pub mod groups;
 pub mod role;
 pub mod rules;
 pub mod schema;

@@ -24,19 +24,20 @@ const RUNTIME_FAILURE: u8 = 1;
 const BAD_USAGE: u8 = 2;
 
 /// Why the program ends with a code other than 0.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// The failure in a sentence; none where the command has not named it yet.
     summary: Option<String>,
     cause: String,
     next_step: String,
     exit_code: u8,
+    is_denied: bool,
 }
 
 impl Failure {
     /// Bad usage or configuration.
     pub(crate) fn usage(cause: impl Into<String>, next_step: impl Into<String>) -> Self {
-        Self { summary: None, cause: cause.into(), next_step: next_step.into(), exit_code: BAD_USAGE }
+        Self { cause: cause.into(), next_step: next_step.into(), exit_code: BAD_USAGE, ..Self::default() }
     }
 
     /// A failure of a file, the network, the kernel or another process.
@@ -53,23 +54,29 @@ impl Failure {
     /// else `default_next_step`.
     pub(crate) fn of(error: &(dyn StdError + 'static), default_next_step: &str) -> Self {
         let mut next_step = default_next_step.to_owned();
-        let mut exit_code = RUNTIME_FAILURE;
+        let (mut exit_code, mut is_denied) = (RUNTIME_FAILURE, false);
         for cause in causes(error) {
             if let Some(control) = cause.downcast_ref::<mpvpn_input::Error>() {
                 next_step = control.next_step();
                 exit_code = if control.is_usage() { BAD_USAGE } else { RUNTIME_FAILURE };
+                is_denied = matches!(control, mpvpn_input::Error::Denied(_));
             } else if let Some(refusal) = cause.downcast_ref::<CertificateRefusal>() {
                 next_step = refusal.next_step().into();
             } else if let Some(known) = cause.downcast_ref::<RunError>().and_then(RunError::next_step) {
                 next_step = known.into();
             }
         }
-        Self { summary: None, cause: join_causes(error), next_step, exit_code }
+        Self { summary: None, cause: join_causes(error), next_step, exit_code, is_denied }
     }
 
     /// Whether it is about usage or configuration.
     pub(crate) fn is_usage(&self) -> bool {
         self.exit_code == BAD_USAGE
+    }
+
+    /// Whether this user may not do it, which does not change by waiting.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.is_denied
     }
 
     /// Prints the failure to stderr.

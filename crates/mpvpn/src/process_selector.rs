@@ -30,8 +30,12 @@ impl ProcessSelector {
     pub(crate) fn socket(&self) -> Result<PathBuf, Failure> {
         match &self.api_socket {
             Some(path) => Ok(path.clone()),
-            None => select(mpvpn_api::list_sockets(), self.name.as_deref()).map_err(|failure| {
-                if failure.is_usage() { failure } else { self.block().unwrap_or(failure) }
+            None => select(mpvpn_api::list_sockets(), self.name.as_deref()).or_else(|failure| {
+                if failure.is_usage() {
+                    return Err(failure);
+                }
+                mpvpn_api::may_list()?;
+                Err(self.block().unwrap_or(failure))
             }),
         }
     }

@@ -11,7 +11,7 @@ use rustix::{
     },
 };
 
-use crate::error::OsError;
+use crate::{error::OsError, option};
 
 /// Bit of a capability set (linux/capability.h): may bind ports below [`FIRST_UNPRIVILEGED_PORT`].
 const CAP_NET_BIND_SERVICE: u32 = 10;
@@ -21,6 +21,9 @@ const CAP_NET_ADMIN: u32 = 12;
 /// The first port that needs no privilege, if `net.ipv4.ip_unprivileged_port_start` cannot be read: the
 /// kernel's default.
 const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
+
+/// Groups of a process at most (`NGROUPS_MAX` of linux/limits.h).
+const MAX_GROUPS: usize = 65_536;
 
 /// Whether this thread may configure the network (CAP_NET_ADMIN in its effective set).
 pub fn has_net_admin() -> bool {
@@ -32,6 +35,20 @@ pub fn may_bind(port: u16) -> bool {
     let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
     let first = first.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FIRST_UNPRIVILEGED_PORT);
     port >= first || has_capability(CAP_NET_BIND_SERVICE)
+}
+
+/// The user of the process that connected to this UNIX socket, and all its groups at that moment.
+///
+/// # Errors
+/// If the kernel does not tell (before Linux 4.13).
+pub fn peer_of(connection: impl std::os::fd::AsFd) -> io::Result<(u32, Vec<u32>)> {
+    // Process ID, user and group (unix(7)).
+    let (mut ucred, mut groups) = ([0; 12], vec![0; 4 * MAX_GROUPS]);
+    let ucred = option::read_bytes(&connection, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut ucred)?;
+    let groups = option::read_bytes(&connection, libc::SOL_SOCKET, libc::SO_PEERGROUPS, &mut groups)?;
+    let number = |bytes, at| option::number(bytes, at).ok_or(io::ErrorKind::UnexpectedEof.into());
+    let groups = groups.chunks(4).chain(ucred.get(8..)).map(|group| number(group, 0));
+    Ok((number(ucred, 4)?, groups.collect::<io::Result<_>>()?))
 }
 
 /// Whether this process is root, and `folder` belongs to another user: a record there may ask for no more

@@ -67,6 +67,7 @@ pub fn plan_client(machine: &MachineFacts, wishes: &ClientWishes, record: Option
         plan.steps.extend(rollback_steps(machine, instance, &rollback));
         plan.needs_confirmation = true;
     }
+    plan.steps.extend(machine.group_steps());
     if changes_file {
         let write = Action::Write { path: instance.file(), text, audience: Audience::Service };
         let undo = Action::restore(instance.file(), machine.file.clone(), Audience::Service);

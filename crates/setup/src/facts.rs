@@ -13,7 +13,7 @@ use mpvpn_config::{ClientConfig, ServerConfig, TUN_NAME};
 use mpvpn_confine::kernel_check;
 use mpvpn_error::RunError;
 use mpvpn_identity::random;
-use mpvpn_input::{Result, dirs::STATE_DIR, role::Role};
+use mpvpn_input::{Result, dirs::STATE_DIR, groups, role::Role};
 use mpvpn_os::{
     netlink::{Netlink, RouteKind},
     port_holders::holders_of,
@@ -97,6 +97,7 @@ pub fn look(instance: &Instance, port: Option<u16>) -> std::result::Result<Machi
         drop_in: fs::read_to_string(instance.drop_in()).ok(),
         file,
         other_tuns: other_tuns(instance),
+        missing_groups: groups::ALL.into_iter().filter(|name| groups::id(name).is_none()).collect(),
         users,
         over_ssh: std::env::var_os("SSH_CONNECTION").is_some()
             || comes_over_network(ancestors().iter().map(String::as_str)),

@@ -47,6 +47,8 @@ pub struct MachineFacts {
     pub drop_in: Option<String>,
     /// TUN devices that other configuration files name.
     pub other_tuns: Vec<String>,
+    /// The groups of mpvpn that the machine does not have.
+    pub missing_groups: Vec<&'static str>,
     /// Names of the server's users.
     pub users: Vec<String>,
     /// Whether the person who runs setup came by SSH.
@@ -86,6 +88,15 @@ impl MachineFacts {
     /// Whether systemd runs the instance here.
     pub(super) fn has_service(&self) -> bool {
         self.systemd && self.unit.exists
+    }
+
+    /// The steps that make the groups of the services.
+    pub(super) fn group_steps(&self) -> impl Iterator<Item = Step> {
+        self.missing_groups.iter().filter(|_| self.has_service()).map(|group| {
+            let make = Action::run(["groupadd", "--system", group]);
+            let undo = Some(Action::run(["groupdel", group]));
+            Step::new(make, "its members use mpvpn without sudo", undo)
+        })
     }
 
     /// The steps after which the service runs, now and after each boot, with the file as it is then.

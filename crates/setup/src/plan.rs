@@ -11,7 +11,7 @@ use mpvpn_users::UserCredential;
 /// The readers of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Root and the members of the group `mpvpn`, if there is one.
+    /// Root and the members of the group `mpvpn-admin`, if there is one.
     Service,
     /// Root.
     Root,

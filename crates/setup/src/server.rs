@@ -71,6 +71,7 @@ pub fn plan_server(machine: &MachineFacts, wishes: &ServerWishes) -> Result<Plan
     plan.found.push(describe_site(&config));
     plan.steps.extend(wishes.site.as_ref().and_then(|site| site.step(instance, machine)));
 
+    plan.steps.extend(machine.group_steps());
     let changes_file = machine.file.as_ref() != Some(&text);
     if changes_file {
         let write = Action::Write { path: instance.file(), text: text.clone(), audience: Audience::Service };
@@ -404,6 +405,18 @@ mod tests {
             _ => None,
         });
         texts.next().expect("a file is written")
+    }
+
+    #[test]
+    fn groups_that_are_missing_are_made_before_the_file_that_one_of_them_reads() {
+        let plan_of = |unit| {
+            let facts = MachineFacts { missing_groups: vec!["mpvpn-admin"], unit, ..vps() };
+            texts(&plan_server(&facts, &wishes()).unwrap())
+        };
+        let with_service = plan_of(vps().unit);
+        assert_eq!(with_service[..2], ["groupadd --system mpvpn-admin", "write /etc/mpvpn/server.toml"]);
+        let by_hand = plan_of(UnitState::default());
+        assert!(by_hand.iter().all(|step| !step.contains("group")), "without a service all is root's");
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl JoinLink {
     }
 
     /// Writes the client's file `path`, or changes server, token and trust there. A new file is for root and
-    /// the members of the group `mpvpn`, if there is one.
+    /// the members of the group `mpvpn-admin`, if there is one.
     ///
     /// # Errors
     /// If the file is for another server, cannot be understood, or cannot be written.

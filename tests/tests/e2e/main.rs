@@ -69,3 +69,4 @@ mod testbed;
 mod top;
 mod users;
 mod without_root;
+mod without_sudo;

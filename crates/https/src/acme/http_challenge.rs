@@ -14,9 +14,9 @@ pub(super) async fn serve_http_challenges(
     listener: &tokio::net::TcpListener,
     answers: BTreeMap<String, String>,
 ) {
-    let accept = async || listener.accept().await.map(|(stream, _)| stream);
+    let accept = async || listener.accept().await.map(|(stream, _)| ((), stream));
     let answers = std::sync::Arc::new(answers);
-    mpvpn_http::serve("the answer to HTTP-01", accept, move |request| {
+    mpvpn_http::serve("the answer to HTTP-01", accept, move |request, _| {
         let is_read = [Method::GET, Method::HEAD].contains(request.method());
         let token = request.uri().path().strip_prefix(HTTP_FOLDER).filter(|_| is_read);
         let found = token.and_then(|token| answers.get(token)).cloned();

@@ -152,8 +152,8 @@ impl Status {
                 .and_then(|socket| mpvpn_api::fetch_status(&socket).map_err(Failure::from));
             match &answer {
                 Ok(status) if status.state.works() => return Ok(()),
-                // An ambiguous name does not become clear by waiting.
-                Err(failure) if failure.is_usage() => return Err(answer.unwrap_err()),
+                // An ambiguous name does not become clear by waiting, and no permission comes.
+                Err(failure) if failure.is_usage() || failure.is_denied() => return Err(answer.unwrap_err()),
                 _ => {}
             }
             if Instant::now() >= deadline {

@@ -5,6 +5,7 @@ use std::{io::IsTerminal, net::IpAddr, path::PathBuf, process::ExitCode, time::S
 use clap::{Args, Parser, Subcommand};
 use mpvpn_config::{ConfigSource, ServerConfig, ServerOptions};
 use mpvpn_identity::token::Token;
+use mpvpn_input::{Error, dirs};
 use mpvpn_server as server;
 use mpvpn_users::{
     ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
@@ -161,8 +162,14 @@ pub(super) struct ServerFiles {
 impl ServerFiles {
     pub(super) fn load(self) -> mpvpn_input::Result<ServerConfig> {
         let Self { config, users, state_dir } = self;
-        let options = ServerOptions { users, state_dir, ..ServerOptions::default() };
-        ConfigSource::of_server(config, options, server::rights()).load()
+        let is_named = config.is_some() || users.is_some() || state_dir.is_some();
+        // No socket is used, so none needs a folder.
+        let api_socket = dirs::runtime_dir().is_none().then(PathBuf::new);
+        let options = ServerOptions { users, state_dir, api_socket, ..ServerOptions::default() };
+        let config = ConfigSource::of_server(config, options, server::rights()).load()?;
+        // The server on this machine is root's or a service, unless this user has one.
+        let is_own = is_named || dirs::is_root() || users_file(&config).exists();
+        if is_own || !PathBuf::from(dirs::STATE_DIR).exists() { Ok(config) } else { Err(Error::Denied("")) }
     }
 }
 

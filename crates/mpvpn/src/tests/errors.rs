@@ -4,7 +4,10 @@ use std::{io, path::PathBuf};
 
 use mpvpn_error::RunError;
 use mpvpn_identity::{identity::Fingerprint, tls::CertificateRefusal};
-use mpvpn_input::Error;
+use mpvpn_input::{
+    Error,
+    groups::{JOIN_ADMINISTRATORS, JOIN_READERS},
+};
 use mpvpn_os::OsError;
 use mpvpn_quic::SetupError;
 use mpvpn_tunnel::ClientError;
@@ -46,9 +49,11 @@ pub(crate) fn errors() -> Vec<Error> {
         Error::TcpAddress { address: tcp, source: io(Errno::ACCESS) },
         Error::SocketInUse { path: socket(), pid: None },
         Error::SocketPath { path: socket(), bytes: 120 },
-        Error::NoAnswer { path: socket(), source: io(Errno::ACCESS) },
         Error::NoAnswer { path: socket(), source: io(Errno::CONNREFUSED) },
         Error::BadAnswer { path: socket(), why: "WHAT CAME INSTEAD".into() },
+        Error::Denied(""),
+        Error::Denied(JOIN_READERS),
+        Error::Denied(JOIN_ADMINISTRATORS),
         Error::machine("WHAT THE MACHINE LACKS", "THE REMEDY"),
     ]
 }
@@ -136,7 +141,8 @@ fn number_of_error(error: &Error) -> usize {
         Error::SocketPath { .. } => 11,
         Error::NoAnswer { .. } => 12,
         Error::BadAnswer { .. } => 13,
-        Error::Machine { .. } => 14,
+        Error::Denied(_) => 14,
+        Error::Machine { .. } => 15,
     }
 }
 
@@ -166,7 +172,7 @@ fn number_of_os_error(error: &OsError) -> usize {
 fn every_error_has_an_example_with_a_next_step() {
     let mut numbers: Vec<_> = errors().iter().map(number_of_error).collect();
     numbers.dedup();
-    assert_eq!(numbers, (0..15).collect::<Vec<_>>());
+    assert_eq!(numbers, (0..16).collect::<Vec<_>>());
     assert!(errors().iter().all(|error| !error.next_step().is_empty()));
 }
 

@@ -15,7 +15,7 @@ const MAX_ATTEMPTS: usize = 100;
 
 /// A held lock. Dropping it removes the file, and the folder if it is empty.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub struct Lock {
     folder: PathBuf,
     path: PathBuf,
     _file: File,
@@ -28,6 +28,17 @@ impl Lock {
         let path = folder.join(format!("{name}.lock"));
         let file = open_locked(&path, FlockOperation::NonBlockingLockExclusive)?;
         Ok(file.map(|file| Self { folder: folder.to_owned(), path, _file: file }))
+    }
+
+    /// As [`take`](Self::take), but waits for the process that holds the lock. A lock on the folder itself
+    /// could be held by everybody who may read the folder.
+    ///
+    /// # Errors
+    /// If the file cannot be made.
+    pub fn wait_for(folder: &Path, name: &str) -> io::Result<Self> {
+        let path = folder.join(format!("{name}.lock"));
+        let file = open_locked(&path, FlockOperation::LockExclusive)?.ok_or(io::ErrorKind::WouldBlock)?;
+        Ok(Self { folder: folder.to_owned(), path, _file: file })
     }
 }
 

@@ -26,7 +26,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use lock::Lock;
+pub use lock::Lock;
 pub(crate) use lock::{give_to_owner_of_folder, open_locked};
 use numbers::TakenNumber;
 pub use numbers::{CLASS_MARKS, INSTANCE_NUMBERS, LINK_NUMBERS, NumberPool};

@@ -21,7 +21,7 @@ cd /etc/mpvpn/tls
 openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -keyout new.key -out new.csr -nodes -subj /CN=server 2>&1
 printf 'subjectAltName=IP:203.0.113.10\\nextendedKeyUsage=serverAuth\\n' >new.ext
 openssl x509 -req -in new.csr -CA ca.crt -CAkey ca.key -set_serial $1 -days 30 -extfile new.ext -out new.crt 2>&1
-chown root:mpvpn new.key && chmod 640 new.key
+chown root:mpvpn-admin new.key && chmod 640 new.key
 mv new.key server.key && mv new.crt server.crt";
 
 pub(super) fn run() {
@@ -32,7 +32,7 @@ pub(super) fn run() {
         server.shell(CA);
         make_certificate(server, 1001);
         server.shell(
-            "touch /etc/mpvpn/server.toml && chgrp mpvpn /etc/mpvpn/server.toml && chmod 640 /etc/mpvpn/server.toml
+            "touch /etc/mpvpn/server.toml && chgrp mpvpn-admin /etc/mpvpn/server.toml && chmod 640 /etc/mpvpn/server.toml
              printf 'cert = \"/etc/mpvpn/tls/server.crt\"\\nkey = \"/etc/mpvpn/tls/server.key\"\\n' \
              | cat - /etc/mpvpn/server.toml >/etc/mpvpn/new.toml
              cat /etc/mpvpn/new.toml >/etc/mpvpn/server.toml && rm /etc/mpvpn/new.toml",

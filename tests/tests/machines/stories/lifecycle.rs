@@ -68,6 +68,9 @@ pub(super) fn run() {
         assert_eq!(rights(alpha, "mpvpn-client"), ["mpvpn 1000 of 1400", "mpvpn 1000 of 1400"]);
         assert_eq!(rights(alpha, "mpvpn-dns"), ["root 0 of 0"]);
     });
+    step("users without sudo, in the package's groups and in none", || {
+        [server, alpha].into_iter().for_each(without_sudo);
+    });
     step("the journals have neither warnings nor tokens", || machines.map(has_a_clean_journal));
     step("remove and purge", || {
         [server, alpha].into_iter().for_each(remove);
@@ -170,6 +173,29 @@ fn rights(machine: &Machine, unit: &str) -> Vec<String> {
         format!("{user} {effective} of {bounding}")
     });
     rights.collect()
+}
+
+/// Members of the group see the status and neither change the service nor read its files; others see nothing.
+fn without_sudo(machine: &Machine) {
+    let as_user = |groups: &str, command: &str| {
+        let args =
+            ["setpriv", "--reuid=65534", "--regid=65534", groups, "--no-new-privs", "sh", "-c", command];
+        let output = machine.output(Duration::from_secs(20), &args);
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (member, stranger) = ("--groups=mpvpn", "--clear-groups");
+    assert!(as_user(member, "mpvpn status").0, "{:?}", as_user(member, "mpvpn status"));
+    for (groups, command, sentence) in [
+        (stranger, "mpvpn status --wait 30", "use sudo or join the group mpvpn (sudo usermod -aG mpvpn NAME"),
+        (member, "mpvpn config reload", "use sudo or join the groups mpvpn and mpvpn-admin"),
+        (member, "mpvpn user list", "permission denied: use sudo"),
+        (member, "cat /etc/mpvpn/*.toml", "Permission denied"),
+    ] {
+        let (succeeded, said) = as_user(groups, command);
+        assert!(!succeeded && said.contains(sentence), "{}: {command}: {said}", machine.name());
+    }
+    let changed = as_user("--groups=mpvpn,mpvpn-admin", "mpvpn config reload");
+    assert!(changed.0, "{changed:?}");
 }
 
 fn exposure(machine: &Machine, (unit, bar): (&str, f64)) {
