@@ -12,6 +12,7 @@ use std::{
 use bytes::BytesMut;
 use mpvpn_config::{AuthMode, ServerConfig, Site, SiteContent};
 use mpvpn_https::untrusted::{PlainHttpsServer, PlainProtocol};
+use mpvpn_masque::request::Rejection;
 use mpvpn_quic::{OwnSockets, ServerSetup, TransportOptions};
 use mpvpn_tunnel::{
     Authenticate, AuthenticatedUser, RelayRead, Server, ServerConfig as TunnelConfig, ServerEvent, TunnelMode,
@@ -145,7 +146,7 @@ fn upstream() -> SocketAddr {
 struct Everybody;
 
 impl Authenticate for Everybody {
-    fn authenticate(&self, _: Option<&str>, _: Option<&[u8]>) -> Result<AuthenticatedUser, String> {
+    fn authenticate(&self, _: Option<&str>, _: Option<&[u8]>) -> Result<AuthenticatedUser, Rejection> {
         Ok("user".into())
     }
 }

@@ -674,6 +674,20 @@ impl MpvpnProcess {
         processor_time(self.id()).expect("a running process has used time")
     }
 
+    /// Waits until the client, which goes on, says that the server refuses it, and why.
+    #[track_caller]
+    pub fn wait_until_refused(&self, limit: Duration, said: &str) {
+        self.wait_for_status(limit, said, |status| {
+            let verdict = status["verdict"].as_str().unwrap_or_default();
+            let is_said = status["state"] == "refused"
+                && verdict.starts_with("refused: ")
+                && verdict.contains(said)
+                && verdict.ends_with("; ask who runs the server");
+            if is_said { Ok(()) } else { Err(format!("{}: {verdict}", status["state"])) }
+        });
+        assert!(self.log().contains(said), "{}", self.log_tail());
+    }
+
     /// Sends SIGINT, and returns the exit status.
     pub fn interrupt(&mut self) -> ExitStatus {
         self.signal(libc::SIGINT);

@@ -15,6 +15,7 @@ const HEALTH: Record<string, Health> = {
   degraded: "waits",
   connecting: "waits",
   "no-answer": "fails",
+  refused: "fails",
   reconnecting: "fails",
   stopping: "fails",
   asleep: "off",

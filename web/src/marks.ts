@@ -55,6 +55,8 @@ export function describe(event: DaemonEvent): Omit<Mark, "time"> | undefined {
       return mark("good", event.resumed ? "session resumed" : "connected");
     case "disconnected":
       return mark("bad", "connection lost");
+    case "refused":
+      return mark("bad", `refused: ${event.reason ?? "the server does not say why"}`);
     case "no_answer":
       return mark("bad", "no answer from the server");
     case "answers_again":

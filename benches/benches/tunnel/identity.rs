@@ -4,6 +4,7 @@
 use std::{net::Ipv4Addr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net};
+use mpvpn_masque::request::Rejection;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
 use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Client, ClientConfig, Server, ServerConfig, TunnelMode};
@@ -138,7 +139,7 @@ fn provider() -> Arc<CryptoProvider> {
 struct AcceptAnyToken;
 
 impl Authenticate for AcceptAnyToken {
-    fn authenticate(&self, _: Option<&str>, _: Option<&[u8]>) -> Result<AuthenticatedUser, String> {
+    fn authenticate(&self, _: Option<&str>, _: Option<&[u8]>) -> Result<AuthenticatedUser, Rejection> {
         Ok("user".into())
     }
 }

@@ -9,7 +9,10 @@
 //! forward by the time that its share of the rate needs for it. A turn that is not taken is lost when the
 //! bucket is half full, so that a member that does not come in time costs nothing.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
@@ -47,12 +50,15 @@ pub struct RateLimit {
     waiting: u32,
     /// Bytes carried since they were taken.
     carried: u64,
+    /// The number of them at which they have to be taken, and the flag that says so then.
+    count_at: Option<(u64, Arc<AtomicBool>)>,
 }
 
 impl RateLimit {
     /// A limit whose bucket is full; `None`: bytes are only counted.
     pub fn new(now: Instant, rate: Option<BitRate>) -> Self {
-        let mut limit = Self { rate: None, tokens: 0.0, last_update: now, waiting: 0, carried: 0 };
+        let mut limit =
+            Self { rate: None, tokens: 0.0, last_update: now, waiting: 0, carried: 0, count_at: None };
         limit.set_rate(now, rate);
         limit.tokens = limit.depth();
         limit
@@ -73,6 +79,11 @@ impl RateLimit {
     /// Bytes carried since the last call.
     pub fn take_carried(&mut self) -> u64 {
         std::mem::take(&mut self.carried)
+    }
+
+    /// Sets `due` once so many bytes were carried since they were taken, and then not again.
+    pub fn count_at(&mut self, bytes: u64, due: &Arc<AtomicBool>) {
+        self.count_at = Some((bytes, Arc::clone(due)));
     }
 
     fn depth(&self) -> f64 {
@@ -146,6 +157,10 @@ impl RateLimitMember {
     pub fn on_carried(&mut self, now: Instant, bytes: u64) {
         let mut limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
         limit.carried = limit.carried.saturating_add(bytes);
+        let carried = limit.carried;
+        if let Some((_, due)) = limit.count_at.take_if(|(at, _)| carried >= *at) {
+            due.store(true, Ordering::Relaxed);
+        }
         let Some(rate) = limit.rate else { return };
         limit.tokens = (limit.tokens - bytes as f64).max(-limit.max_debt());
         let members = limit.waiting + u32::from(!self.waits);

@@ -143,6 +143,7 @@ fn check_link(
     });
     let ((udp, next), tcp) = (udp?, tcp?);
     let verdicts = [udp.authorized, tcp.as_ref().ok().map(|probe| probe.authorized)];
+    let refusal = udp.refusal.or_else(|| tcp.as_ref().ok().and_then(|probe| probe.refusal.clone()));
     let credentials = match (verdicts.contains(&Some(false)), verdicts.contains(&Some(true))) {
         (true, _) => TokenCheck::Refused,
         (false, true) => TokenCheck::Accepted,
@@ -158,6 +159,7 @@ fn check_link(
         udp: TransportCheck::from(udp.found),
         tcp: TransportCheck::from(tcp.map(tcp_result)),
         credentials,
+        refusal,
         ..LinkCheck::unusable(name, addresses, "")
     })
 }
@@ -170,8 +172,8 @@ fn check_udp(
 ) -> Result<(udp::UdpOutcome, &'static str), RunError> {
     let name = &candidate.bind_options.name;
     let Some(remote) = candidate.remote else {
-        let found = Err("the address of the server is not known".to_owned());
-        return Ok((udp::UdpOutcome { found, authorized: None }, ""));
+        let why = "the address of the server is not known".to_owned();
+        return Ok((udp::UdpOutcome::failed(why), ""));
     };
     let refusal = LastRefusal::default();
     let tunnel = probe_config(config, candidate.mtu, remote, &refusal)?;

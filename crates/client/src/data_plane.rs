@@ -146,6 +146,9 @@ impl DataPlane {
                 }
                 TransportChange::Down(id) => self.connections.link_down(now, id),
                 TransportChange::Removed(id) => self.remove_path(now, id),
+                TransportChange::Refused(reason) => {
+                    self.connections.default_client_mut().on_refused_over_tcp(now, reason);
+                }
             }
         }
     }

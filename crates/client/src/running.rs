@@ -479,9 +479,15 @@ impl Running {
                     self.shards.send(|| ClientMessage::Join(secret.clone()))
                 }
                 ClientEvent::Down(reason) => {
-                    self.events.report(Event::Disconnected { reason: reason.as_str().into() });
-                    self.service_manager
-                        .set_status(|| format!("connecting to {} again: {reason}", self.config.server));
+                    let (why, server) = (reason.as_str().into(), &self.config.server);
+                    let (event, doing) = match self.data_plane.connections.default_client().is_refused(now) {
+                        true => (Event::Refused { reason: why }, format!("refused by {server}")),
+                        false => {
+                            (Event::Disconnected { reason: why }, format!("connecting to {server} again"))
+                        }
+                    };
+                    self.events.report(event);
+                    self.service_manager.set_status(|| format!("{doing}: {reason}"));
                     self.session.set_up(false);
                     self.attach(event_loop)?;
                     self.kind.connection_lost(reason);

@@ -97,6 +97,7 @@ pub(crate) fn client_status(
             state: Some(match report.state {
                 ClientState::Up => State::Up,
                 ClientState::Connecting => State::Connecting,
+                ClientState::Refused => State::Refused,
                 ClientState::Asleep => State::Asleep,
             }),
             reason: match report.state {
@@ -104,7 +105,7 @@ pub(crate) fn client_status(
                     CLASS_NOT_USED_YET.to_owned()
                 }
                 ClientState::Asleep => CLASS_NOT_USED.to_owned(),
-                ClientState::Up | ClientState::Connecting => report.reason.clone(),
+                ClientState::Up | ClientState::Connecting | ClientState::Refused => report.reason.clone(),
             },
             rtt_ms: rtt_of(&report.paths),
             loss_pct: loss_of(&report.paths),

@@ -19,8 +19,8 @@ use mpvpn_os::poll::PollWaker;
 use mpvpn_path::{LinkSigns, PathTransport as PrimaryTransport, TcpAction, TransportSelector};
 use mpvpn_status::events::{self, Event, EventSender};
 use mpvpn_tcp::connection::{
-    CLOSE_LINGER, ConnectRequest, ConnectionEvent, EstablishedConnection, LoopbackSockets, TcpConnection,
-    TcpTransportConfig,
+    CLOSE_LINGER, ConnectRequest, ConnectionEvent, EstablishedConnection, LoopbackSockets, RequestError,
+    TcpConnection, TcpTransportConfig,
 };
 use mpvpn_threads::event_loop::EventLoop;
 use mpvpn_tunnel::{ClassConnections, LinkPolicy};
@@ -64,7 +64,7 @@ struct LinkTransport {
 }
 
 /// A change that the tunnel must apply, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TransportChange {
     /// The policies of a link's paths have changed.
     PolicyChanged(LinkId),
@@ -74,6 +74,8 @@ pub(super) enum TransportChange {
     Down(LinkId),
     /// The path does not exist any more.
     Removed(LinkId),
+    /// The server refuses this client, which it knows, for this reason.
+    Refused(String),
 }
 
 /// How a link's paths of one transport are used.
@@ -202,7 +204,8 @@ impl LinkTransports {
         policies: &LinkPolicies,
         connections: &ClassConnections,
     ) -> Vec<TransportChange> {
-        let any_event = self.handle_connection_events(now, links);
+        let mut changes = Vec::new();
+        let any_event = self.handle_connection_events(now, links, &mut changes);
         if !any_event
             && now < self.last_update + MIN_UPDATE_INTERVAL
             && self.next_update.is_none_or(|at| now < at)
@@ -221,7 +224,6 @@ impl LinkTransports {
                 )
             })
             .collect();
-        let mut changes = Vec::new();
         for (id, name, up) in uplinks {
             let up = up && policies.tier(&name) != Tier::Never;
             let transport = self.links.entry(id).or_insert_with(|| LinkTransport::new(now, policies, &name));
@@ -264,8 +266,13 @@ impl LinkTransports {
         ready && self.tcp_config.as_ref().is_some_and(|tcp_config| tcp_config.has_proxy())
     }
 
-    /// Handles events of TCP connections. Returns whether there were any.
-    fn handle_connection_events(&mut self, now: Instant, links: &Links) -> bool {
+    /// Handles events of TCP connections. Returns whether there were any; adds refusals to `changes`.
+    fn handle_connection_events(
+        &mut self,
+        now: Instant,
+        links: &Links,
+        changes: &mut Vec<TransportChange>,
+    ) -> bool {
         let mut any = false;
         while let Ok((id, number, connection_event)) = self.connection_events.try_recv() {
             let Some(transport) = self.links.get_mut(&id) else { continue };
@@ -282,7 +289,11 @@ impl LinkTransports {
                         (Some(established), false, 0);
                     transport.judge.on_tcp_connected(now);
                 }
-                ConnectionEvent::Failed(reason) if is_attempt => {
+                ConnectionEvent::Failed(error) if is_attempt => {
+                    let reason = error.to_string();
+                    if let RequestError::Refused(why) = error {
+                        changes.push(TransportChange::Refused(why));
+                    }
                     self.events.report(Event::TcpFailed {
                         link: name.into(),
                         reason: reason.as_str().into(),

@@ -51,6 +51,9 @@ pub(crate) fn verdict(now: Instant, tunnel: TunnelInView<'_>, links: LinksInView
             _ => working(links.all),
         };
     };
+    if tunnel.state == ClientState::Refused {
+        return (State::Refused, format!("refused: {}; ask who runs the server", tunnel.reason));
+    }
     let silence = now.saturating_duration_since(outage.since);
     if tunnel.state != ClientState::Up && silence < NO_ANSWER_AFTER {
         let (state, doing) = match tunnel.was_up {
@@ -162,6 +165,15 @@ mod tests {
         assert_eq!(words, "no answer for 5.0 s (no link can be used: eth2 down for 9.0 s (no carrier))");
         let (_, words) = said(silent(ClientState::Connecting, 5, None), &all, false, false);
         assert_eq!(words, "no answer for 5.0 s (the name vpn.example does not resolve)");
+    }
+
+    #[test]
+    fn a_refusal_is_said_with_its_reason_however_long_ago_it_was() {
+        let reason = "the access of this user ended on 2026-01-31";
+        let refused = TunnelInView { reason, ..silent(ClientState::Refused, 59, Some(1)) };
+        let expected = format!("refused: {reason}; ask who runs the server");
+        assert_eq!(said(refused, &[], true, true), (State::Refused, expected));
+        assert!(!State::Refused.works());
     }
 
     #[test]

@@ -168,7 +168,9 @@ impl GivenUser {
         };
         Ok(SettingsChange {
             expires: setting::<ExpiryOption>("expires", self.expires.as_deref())?
-                .map(|wanted| wanted.map(|option| option.resolve(now))),
+                .map(|wanted| wanted.map(|option| option.resolve_ahead(now)).transpose())
+                .transpose()
+                .map_err(|error| mistake("expires", &error))?,
             address,
             sessions: setting::<std::num::NonZeroU32>("sessions", sessions.as_deref())?
                 .map(|wanted| wanted.map(std::num::NonZeroU32::get)),

@@ -475,10 +475,12 @@ impl ClientConnection {
         let user = match authenticator.authenticate(shown.as_deref(), self.certificate.as_deref()) {
             Ok((user, _)) => user.name,
             Err(Denied::Missing | Denied::NoCertificate) => return RequestKind::Site,
-            Err(_) if self.context.site.hides_credentials() => return RequestKind::Site,
+            Err(denied) if denied.status() == 401 && self.context.site.hides_credentials() => {
+                return RequestKind::Site;
+            }
             Err(denied) => {
                 self.context.log_refusal(self.peer.ip(), &denied);
-                return RequestKind::Refused(Rejection::unauthorized(denied.to_string()));
+                return RequestKind::Refused(Rejection::new(denied.status(), denied.to_string()));
             }
         };
         if let Err(error) = headers.validate(Section::Request) {

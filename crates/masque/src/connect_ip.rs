@@ -8,6 +8,7 @@ use crate::{
     extensions,
     headers::Headers,
     request::{self, Rejection, RequestKind},
+    structured,
     template::Template,
 };
 use derive_more::Display;
@@ -140,7 +141,8 @@ pub enum ResponseError {
     },
 }
 
-/// The `proxy-status` field of a refusal, sanitized for messages; may be empty.
+/// The reason of a refusal, sanitized for messages: `details` of the field `proxy-status` (RFC 9209 §2.1.4),
+/// else the whole field; may be empty.
 #[derive(Clone, Debug, Default, Display, PartialEq, Eq)]
 #[display("{}{_0}", if _0.is_empty() { "" } else { ": " })]
 pub struct RefusalDetail(String);
@@ -151,9 +153,20 @@ impl RefusalDetail {
 
     /// The details in a response.
     pub fn of(headers: &Headers) -> Self {
-        let value = headers.value("proxy-status").unwrap_or_default();
-        let printable = value.iter().filter(|byte| (b' '..=b'~').contains(*byte)).take(Self::MAX);
+        Self::of_field(headers.value("proxy-status").unwrap_or_default())
+    }
+
+    /// The details in a `proxy-status` field.
+    pub fn of_field(value: &[u8]) -> Self {
+        let details = structured::last_string(value, "details");
+        let text = details.as_ref().map_or(value, |details| details.as_bytes());
+        let printable = text.iter().filter(|byte| (b' '..=b'~').contains(*byte)).take(Self::MAX);
         Self(printable.map(|byte| char::from(*byte)).collect())
+    }
+
+    /// The reason alone.
+    pub fn text(&self) -> &str {
+        &self.0
     }
 }
 

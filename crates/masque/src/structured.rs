@@ -20,11 +20,17 @@ pub fn encode_string(text: &str) -> String {
 /// The Token value of the parameter `key` in the last member of a List that has such a parameter; `None` if
 /// the List is malformed (RFC 9651 §3.1).
 pub fn last_token(value: &[u8], key: &str) -> Option<String> {
+    last_parameter(value, key, BareItem::token)
+}
+
+/// The String value of the parameter `key`, found as by [`last_token`].
+pub fn last_string(value: &[u8], key: &str) -> Option<String> {
+    last_parameter(value, key, BareItem::string)
+}
+
+fn last_parameter(value: &[u8], key: &str, text: fn(&BareItem) -> Option<&str>) -> Option<String> {
     let members: List = Parser::new(value).parse().ok()?;
-    members.iter().rev().find_map(|member| {
-        let (Member::Item(Item { params, .. }) | Member::InnerList(InnerList { params, .. })) = member;
-        Some(params.get(key)?.as_token()?.as_str().to_owned())
-    })
+    members.iter().rev().find_map(|member| Some(text(parameters(member).get(key)?)?.to_owned()))
 }
 
 /// The value of a member or of a parameter, by its type.

@@ -541,9 +541,32 @@ fn credentials_count_no_more_where_a_shard_has_not_heard_yet_that_access_has_end
         let parked = world.connect(Carrier::Quic, 15);
         assert_eq!(world.request(parked, Kind::ParkedJoin, (0, 0)), Some(409));
         world.use_up(0);
-        assert_eq!(world.request(parked, kind, (0, 0)), Some(401), "{kind:?} past the quota");
+        assert_eq!(world.request(parked, kind, (0, 0)), Some(403), "{kind:?} past the quota");
         world.run(LIMIT);
         world.check();
+    }
+}
+
+#[test]
+fn a_user_without_access_is_told_why_where_a_stranger_sees_the_site_and_stays_a_stranger() {
+    for kind in [Kind::Session, Kind::Join, Kind::Tcp, Kind::Udp, Kind::Mpvpn] {
+        let mut world = World::new(1);
+        world.config.site.hide = true;
+        world.start(1);
+        world.change(|users| users.revoke("alice").unwrap());
+        let stranger = world.connect(Carrier::Quic, 0);
+        world.tokens[1].push(Credential::Token("Bearer nobody".to_owned()));
+        assert_eq!(world.request(stranger, kind, (1, 1)), Some(404), "{kind:?}: a stranger");
+        let known = world.connect(Carrier::Quic, 0);
+        assert_eq!(world.request(known, kind, (0, 0)), Some(403), "{kind:?}");
+        let connection = &mut world.connections[known];
+        let ResponseStatus::Received(answer) = connection.forwarder.answer(world.now, connection.requests[0])
+        else {
+            panic!("there is an answer")
+        };
+        let reason = "proxy; details=\"the access of this user was revoked\"";
+        assert_eq!(answer.text("proxy-status"), Some(reason), "{kind:?}");
+        assert_eq!(world.registry.held_by_user(), BTreeMap::new(), "a connection counts for a user");
     }
 }
 
@@ -617,7 +640,7 @@ fn play(shards: u8, ca: Option<Ca>, ops: &[Op]) {
                 let token = if is_newest { newest } else { newest.saturating_sub(1) };
                 let is_valid = world.is_valid(world.connections[at].certificate.unwrap_or((user, token)));
                 match world.request(at, kind, (user, token)) {
-                    Some(401) => assert!(!is_valid, "{op:?}: valid credentials are refused"),
+                    Some(401 | 403) => assert!(!is_valid, "{op:?}: valid credentials are refused"),
                     Some(status) => {
                         assert!(is_valid, "{op:?}: refused credentials are answered with {status}")
                     }

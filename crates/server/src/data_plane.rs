@@ -49,6 +49,8 @@ pub(crate) enum ServerMessage {
     Filtered(Box<FilterRequest>),
     /// To shard 0: the clients' MTU has changed.
     MtuChanged,
+    /// To shard 0: what users have carried is to be counted.
+    CountDue,
     /// To shard 0: the rules for clients' packets were replaced, or why they stay.
     RulesReplaced(Result<(), String>),
     /// From shard 0: the settings have changed.
@@ -130,6 +132,9 @@ impl DataPlane {
             if self.transmit(event_loop, iteration.now).is_some() {
                 first.send(ServerMessage::MtuChanged);
             }
+            if self.server.take_count_due() {
+                first.send(ServerMessage::CountDue);
+            }
             let max_delay = self.server.max_coalescing_delay(iteration.now);
             event_loop.wait(self.poll_timeout(), max_delay, &mut iteration)?;
             self.handle_ready(event_loop, &iteration);
@@ -145,7 +150,9 @@ impl DataPlane {
                         }
                         ServerMessage::Reconfigured(settings) => self.reconfigure(iteration.now, &settings),
                         // For the first shard.
-                        ServerMessage::MtuChanged | ServerMessage::RulesReplaced(_) => {}
+                        ServerMessage::MtuChanged
+                        | ServerMessage::CountDue
+                        | ServerMessage::RulesReplaced(_) => {}
                     },
                     ShardMessage::ReportStatus(round) => {
                         first.report_status(round, self.report(iteration.now))

@@ -442,14 +442,17 @@ impl Running {
         expired.into_iter().for_each(|ended| self.end_users(now, ended));
         let expired = self.user_list.as_ref().map(|list| list.take_expired_certificates(SystemTime::now()));
         self.end_certificates(now, expired.unwrap_or_default(), client_certificates::EXPIRED);
-        self.count_quotas(now);
+        let is_due = self.user_list.as_ref().is_some_and(|list| list.is_count_due(now));
+        if is_due || self.registry.take_count_due() {
+            self.count_quotas(now);
+        }
     }
 
-    /// Counts what users with quotas have carried, if it is time, and ends what those have who used theirs
-    /// up.
+    /// Counts what users with quotas have carried, and ends what those have who used theirs up.
     fn count_quotas(&mut self, now: Instant) {
-        let Some(list) = self.user_list.as_mut().filter(|list| list.is_count_due(now)) else { return };
+        let Some(list) = &mut self.user_list else { return };
         let ended = list.count(now, SystemTime::now(), &self.registry.take_carried());
+        self.registry.set_count_limits(&list.count_limits(SystemTime::now()));
         ended.into_iter().for_each(|ended| self.end_users(now, ended));
     }
 
@@ -457,6 +460,7 @@ impl Running {
     fn update_accounts(&mut self, now: Instant) {
         let Some(list) = &self.user_list else { return };
         self.registry.set_accounts(now, &list.rates());
+        self.registry.set_count_limits(&list.count_limits(SystemTime::now()));
         self.data_plane.server.update_accounts(now);
         self.shards.send(|| ServerMessage::AccountsChanged);
     }
@@ -571,6 +575,7 @@ impl Running {
             match news {
                 ShardEvent::Specific(message) => match message {
                     ServerMessage::MtuChanged => self.update_tun_mtu(),
+                    ServerMessage::CountDue => self.count_quotas(now),
                     ServerMessage::Replaced(seat) => self.data_plane.server.close_replaced(now, seat),
                     ServerMessage::Filtered(request) => self.data_plane.server.on_filtered(&request),
                     ServerMessage::RulesReplaced(replaced) => self.on_rules_replaced(now, replaced),

@@ -20,6 +20,7 @@ use mpvpn_config::LimitRule;
 use mpvpn_error::RunError;
 use mpvpn_identity::client_ca::Revocations;
 use mpvpn_input::{shared::Shared, short_text::ShortText};
+use mpvpn_masque::request::Rejection;
 use mpvpn_os::file_watch::FileWatch;
 use mpvpn_status::{
     User,
@@ -39,8 +40,9 @@ use super::store::FileStore;
 /// was set; shorter: wake-ups. The event loop wakes up as often.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The interval of counting what users with quotas have carried. Longer: a quota is exceeded by more.
-/// Shorter: wake-ups. As for the quotas of links.
+/// The longest interval of counting what users with quotas have carried; what is left of a quota makes it
+/// shorter ([`UserQuotas::count_limits`]). Longer: `user show` is late. Shorter: wake-ups. As for the quotas of
+/// links.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval of writing how much is used. Longer: a crash forgets more. Shorter: wear of flash
 /// memory. As for links.
@@ -211,6 +213,11 @@ impl UserList {
         })
     }
 
+    /// The bytes that each user may carry in one direction until [`Self::count`] is due.
+    pub(super) fn count_limits(&self, clock: SystemTime) -> BTreeMap<String, u64> {
+        self.quotas.count_limits(clock, &self.users.now())
+    }
+
     /// Writes how much is used, if that changed.
     pub(super) fn save(&mut self, now: Instant) {
         if !self.quotas.is_changed() {
@@ -347,11 +354,11 @@ impl Authenticate for UserChecks {
         &self,
         authorization: Option<&str>,
         certificate: Option<&[u8]>,
-    ) -> Result<AuthenticatedUser, String> {
+    ) -> Result<AuthenticatedUser, Rejection> {
         let checked = self.authenticator.authenticate(authorization, certificate);
         checked
             .map(|(user, credential)| AuthenticatedUser { name: user.name, credential })
-            .map_err(|denied| denied.to_string())
+            .map_err(|denied| Rejection::new(denied.status(), denied.to_string()))
     }
 
     fn has_access(&self, user: &AuthenticatedUser) -> bool {

@@ -69,6 +69,9 @@ pub struct LinkCheck {
     pub tcp: TransportCheck<TcpMeasurement>,
     /// Whether the server accepts the token.
     pub credentials: TokenCheck,
+    /// Why the server refuses this client, which it knows; left out if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
     /// Transport that a client would use on the link.
     #[serde(rename = "use")]
     pub chosen: ChosenTransport,
@@ -252,6 +255,7 @@ impl LinkCheck {
             udp: TransportCheck::Fails { error: why.to_owned() },
             tcp: error(),
             credentials: TokenCheck::Unknown,
+            refusal: None,
             chosen: ChosenTransport::Nothing,
             why: why.to_owned(),
             next: "name with --path an interface that exists, is up and has an address: `ip address` lists them",
@@ -263,6 +267,7 @@ impl LinkCheck {
     pub fn judge(mut self, tier: Tier, transport: Transport) -> Self {
         (self.chosen, self.why) = self.choose_transport(tier, transport);
         self.next = match (self.chosen, self.credentials) {
+            (ChosenTransport::Nothing, TokenCheck::Refused) if self.refusal.is_some() => "ask who runs the server",
             (ChosenTransport::Nothing, TokenCheck::Refused) => NEXT_IF_REFUSED,
             (ChosenTransport::Nothing, _) if self.next.is_empty() => NEXT_IF_SILENT,
             (ChosenTransport::Nothing, _) => self.next,
@@ -273,7 +278,11 @@ impl LinkCheck {
 
     fn choose_transport(&self, tier: Tier, transport: Transport) -> (ChosenTransport, String) {
         if self.credentials == TokenCheck::Refused {
-            return (ChosenTransport::Nothing, "the server refuses the token".to_owned());
+            let why = self.refusal.as_ref().map(|reason| format!("the server refuses this client: {reason}"));
+            return (
+                ChosenTransport::Nothing,
+                why.unwrap_or_else(|| "the server refuses the token".to_owned()),
+            );
         }
         if tier == Tier::Never {
             return (ChosenTransport::Nothing, "the tier of the link is `never`".to_owned());

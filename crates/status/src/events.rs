@@ -294,6 +294,9 @@ pub enum Event {
     /// A client lost its connection; it connects again.
     #[display("connection lost: {reason}; connecting again")]
     Disconnected { reason: ShortText },
+    /// The server knows a client and refuses it; the client asks again.
+    #[display("the server refuses this client: {reason}; ask who runs the server")]
+    Refused { reason: ShortText },
     /// Nothing of the server arrives at a client any more, on any link.
     #[display("no answer from the server on any link")]
     NoAnswer {},
@@ -451,7 +454,7 @@ kinds! {
     Class: ClassUsed DEBUG ClassConnected INFO ClassIdle DEBUG ClassDisconnected DEBUG ClassRefused WARN;
     Capacity: CapacityChanged DEBUG;
     Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO
-    Disconnected WARN NoAnswer WARN AnswersAgain INFO
+    Disconnected WARN Refused WARN NoAnswer WARN AnswersAgain INFO
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;

@@ -157,6 +157,8 @@ word_enum! {
         Degraded = "degraded",
         /// A client to which nothing of its server arrives.
         NoAnswer = "no-answer",
+        /// A client that the server knows and refuses.
+        Refused = "refused",
         /// A client that lost its session and tries to get it back.
         Reconnecting = "reconnecting",
         /// A class without traffic so far or for ten minutes, or in a client without traffic for a minute: it

@@ -28,6 +28,7 @@ use mpvpn_identity::{
     token::Token,
 };
 use mpvpn_masque::{
+    connect_ip::RefusalDetail,
     connect_udp,
     extensions::{self, Extensions},
 };
@@ -168,7 +169,7 @@ pub enum ConnectionEvent {
     /// The connection carries packets.
     Established(EstablishedConnection),
     /// The attempt failed, for this reason.
-    Failed(String),
+    Failed(RequestError),
     /// The connection has closed, for this reason.
     Closed(String),
 }
@@ -211,7 +212,7 @@ impl TcpConnection {
                     let reason = connected.run().await;
                     tell(ConnectionEvent::Closed(reason));
                 }
-                Err(reason) => tell(ConnectionEvent::Failed(reason)),
+                Err(error) => tell(ConnectionEvent::Failed(error)),
             }
         };
         Self(runtime.spawn(run).abort_handle())
@@ -304,7 +305,10 @@ impl TcpTransportConfig {
     }
 }
 
-async fn connect(stable: &TcpTransportConfig, request: ConnectRequest) -> Result<EstablishedStreams, String> {
+async fn connect(
+    stable: &TcpTransportConfig,
+    request: ConnectRequest,
+) -> Result<EstablishedStreams, RequestError> {
     let limit = INITIAL_STEP_TIMEOUT.saturating_mul(1 << request.failures.min(4)).min(MAX_STEP_TIMEOUT);
     // After a failure plain TCP, because some networks drop unknown TCP options, and because its
     // retransmissions can be made frequent.
@@ -320,21 +324,16 @@ async fn connect(stable: &TcpTransportConfig, request: ConnectRequest) -> Result
     let tcp_socket = tcp_socket.map_err(|error| error.to_string())?;
     let asking = async {
         let (mut requests, mut driver) = start_http2(dialled.stream).await?;
-        let denied = |denied: RequestError| denied.to_string();
         let mut all = Vec::new();
         for _ in &request.data_plane_addrs {
-            all.push(
-                drive_while(&mut driver, send_connect_udp(&mut requests, stable, request.dscp))
-                    .await?
-                    .map_err(denied)?,
-            );
+            all.push(drive_while(&mut driver, send_connect_udp(&mut requests, stable, request.dscp)).await??);
         }
         let mut streams = Vec::new();
         for (data_plane_addr, pending) in request.data_plane_addrs.iter().zip(all) {
-            let stream = drive_while(&mut driver, await_response(pending)).await?.map_err(denied)?;
+            let stream = drive_while(&mut driver, await_response(pending)).await??;
             streams.push((loopback_socket(&request.sockets, *data_plane_addr)?, stream));
         }
-        Ok::<_, String>((driver, streams))
+        Ok::<_, RequestError>((driver, streams))
     };
     let (driver, streams) = timeout(limit.max(RESPONSE_TIMEOUT), asking)
         .await
@@ -405,12 +404,21 @@ pub enum RequestError {
     /// The token is wrong.
     #[error("the server refuses the token (HTTP status 401)")]
     Unauthorized,
+    /// The server knows this client and refuses it, for this reason.
+    #[error("the server refuses this client: {0}")]
+    Refused(String),
     /// Another status.
     #[error("the server refuses QUIC inside HTTP/2 (HTTP status {0})")]
     Status(u16),
-    /// HTTP/2 failed.
+    /// The connection or HTTP/2 failed.
     #[error("{0}")]
     Http2(String),
+}
+
+impl From<String> for RequestError {
+    fn from(reason: String) -> Self {
+        Self::Http2(reason)
+    }
 }
 
 /// Sends a CONNECT-UDP request to the server itself. The server marks its packets of this connection with
@@ -453,7 +461,12 @@ pub(crate) async fn await_response((answer, send): PendingResponse) -> Result<H2
     match answer.status() {
         status if status.is_success() => Ok(H2Stream::new(send, answer.into_body())),
         StatusCode::UNAUTHORIZED => Err(RequestError::Unauthorized),
-        status => Err(RequestError::Status(status.as_u16())),
+        status => Err(match answer.headers().get("proxy-status") {
+            Some(field) if status == StatusCode::FORBIDDEN => {
+                RequestError::Refused(RefusalDetail::of_field(field.as_bytes()).text().to_owned())
+            }
+            _ => RequestError::Status(status.as_u16()),
+        }),
     }
 }
 

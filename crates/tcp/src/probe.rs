@@ -34,6 +34,8 @@ pub struct TcpProbe {
     pub multipath: Option<MptcpState>,
     /// Whether the server accepts the credentials.
     pub authorized: bool,
+    /// Why it refuses this client, which it knows, if it does.
+    pub refusal: Option<String>,
 }
 
 /// Makes a TCP transport to one of the server's addresses `to`, and closes it.
@@ -65,13 +67,14 @@ pub async fn probe(
         })
         .await?
         {
-            Ok(_) => Ok(true),
-            Err(RequestError::Unauthorized) => Ok(false),
+            Ok(_) => Ok((true, None)),
+            Err(RequestError::Unauthorized) => Ok((false, None)),
+            Err(RequestError::Refused(reason)) => Ok((false, Some(reason))),
             Err(other) => Err(other.to_string()),
         }
     };
     let answer = timeout(STEP_TIMEOUT, asking).await;
-    let authorized = answer
+    let (authorized, refusal) = answer
         .unwrap_or_else(|_| Err("the server does not answer in HTTP/2".to_owned()))
         .map_err(DialError::Other)?;
     Ok(TcpProbe {
@@ -82,5 +85,6 @@ pub async fn probe(
         // Bytes have come back, so a fallback to TCP is known.
         multipath: is_first.then(|| MptcpState::of(&socket).unwrap_or(MptcpState::NotUsed)),
         authorized,
+        refusal,
     })
 }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
 
 use mpvpn_class::{RateLimit, RateLimitMember};
@@ -67,6 +67,11 @@ impl UserAccount {
         lock(&self.down).set_rate(now, rates.down);
     }
 
+    fn count_at(&self, bytes: u64, due: &Arc<AtomicBool>) {
+        lock(&self.up).count_at(bytes, due);
+        lock(&self.down).count_at(bytes, due);
+    }
+
     fn take_carried(&self) -> u64 {
         lock(&self.up).take_carried() + lock(&self.down).take_carried()
     }
@@ -108,6 +113,13 @@ impl Accounts {
         self.0.get(user).cloned()
     }
 
+    /// Sets `due` once a user has carried so many bytes in one direction since they were taken.
+    pub(crate) fn count_at(&self, limits: &BTreeMap<String, u64>, due: &Arc<AtomicBool>) {
+        for (user, bytes) in limits {
+            self.0.get(user).into_iter().for_each(|account| account.count_at(*bytes, due));
+        }
+    }
+
     /// The bytes that each user has carried since the last call, in both directions together.
     pub(crate) fn take_carried(&self) -> Vec<(String, u64)> {
         let all = self.0.iter().map(|(user, account)| (user.clone(), account.take_carried()));
@@ -117,6 +129,8 @@ impl Accounts {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
     #[test]
@@ -150,7 +164,15 @@ mod tests {
         assert!(!alice.is_same(&bob) && accounts.get("carol").is_none());
         (alice.up(), alice.down()).0.on_carried(now, 100);
         alice.down().on_carried(now, 11);
-        assert_eq!(accounts.take_carried(), [("alice".to_owned(), 111)]);
+        let due = Arc::default();
+        accounts.count_at(&BTreeMap::from([("alice".to_owned(), 150), ("carol".to_owned(), 1)]), &due);
+        alice.down().on_carried(now, 100);
+        assert!(!due.load(Ordering::Relaxed), "111 in this direction");
+        alice.down().on_carried(now, 39);
+        assert!(due.swap(false, Ordering::Relaxed));
+        alice.down().on_carried(now, 1000);
+        assert!(!due.load(Ordering::Relaxed), "said once");
+        assert_eq!(accounts.take_carried(), [("alice".to_owned(), 1250)]);
         assert_eq!(accounts.take_carried(), []);
 
         accounts.set(now, &BTreeMap::from([("alice".to_owned(), rates(5))]));

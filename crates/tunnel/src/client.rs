@@ -38,7 +38,7 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 use crate::{
     EchoWatch, RelayId, SecretSharing,
     events::{ClassChange, ClientChange},
-    handshake::answers_probe,
+    handshake::{MAX_REFUSED_BACKOFF, answers_probe},
     http::Http,
     multipath::{MultipathConnection, Role},
     udp::PayloadInbox,
@@ -322,6 +322,32 @@ impl Client {
         }
     }
 
+    /// The server knows this client and refuses it, for this reason: closes all connections, and asks again
+    /// later.
+    fn refused(&mut self, now: Instant, reason: String) {
+        self.close_all(now, "refused");
+        self.reports.refused(now, reason);
+        self.connector.backoff.pause(now, MAX_REFUSED_BACKOFF);
+    }
+
+    /// The server has refused a TCP connection of this client, which it knows, for this reason.
+    pub fn on_refused_over_tcp(&mut self, now: Instant, reason: String) {
+        if self.session.is_none() {
+            self.reports.refused(now, reason);
+        }
+    }
+
+    /// Whether the server has refused this client, which it knows, when it was asked last.
+    pub fn is_refused(&self, now: Instant) -> bool {
+        self.reports.is_refused(now)
+    }
+
+    /// Whether links are asked or will be: nothing of the server arrives, and no pause after a refusal runs.
+    fn asks_links(&self, now: Instant) -> bool {
+        let waits = self.connector.backoff.next_try.is_some() && self.is_refused(now);
+        self.may_connect() && !self.reaches_server() && !waits
+    }
+
     fn fail(&mut self, now: Instant, error: ClientError) {
         if self.membership.role.is_joined() {
             // Only the initial connection reports fatal errors.
@@ -447,7 +473,7 @@ impl Client {
                 (a, b) => a.or(b),
             };
         };
-        if self.may_connect() && !self.reaches_server() {
+        if self.asks_links(now) {
             let asks = self.silence.is_probing;
             at_most(if asks {
                 self.links.next_probe()
@@ -529,6 +555,7 @@ impl Client {
     pub fn report(&mut self, now: Instant) -> ClientReport {
         let state = match self.connector.desired {
             DesiredState::Asleep => ClientState::Asleep,
+            DesiredState::Connected if self.is_refused(now) => ClientState::Refused,
             DesiredState::Connected | DesiredState::Closed => ClientState::Connecting,
         };
         let mut report = self.reports.report(state);

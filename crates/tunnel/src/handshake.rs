@@ -21,6 +21,9 @@ const MIN_BACKOFF: Duration = Duration::from_millis(250);
 /// The longest pause. Chosen. Larger: a client is back later after an outage; smaller: more load at a server
 /// that is full.
 const MAX_BACKOFF: Duration = Duration::from_secs(4);
+/// The longest pause after the server has refused this client. Larger: a client whose user has access again
+/// is back later; smaller: more load by clients that are refused for days. Chosen.
+pub(crate) const MAX_REFUSED_BACKOFF: Duration = Duration::from_secs(60);
 
 /// A handshake over a link.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +52,12 @@ impl Backoff {
 
     /// All handshakes have failed: doubles the pause.
     pub(crate) fn failed(&mut self, now: Instant) {
-        let pause = MIN_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(MAX_BACKOFF);
+        self.pause(now, MAX_BACKOFF);
+    }
+
+    /// Doubles the pause up to the longest one.
+    pub(crate) fn pause(&mut self, now: Instant, longest: Duration) {
+        let pause = MIN_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(longest);
         self.failures += 1;
         self.next_try = Some(now + pause);
     }

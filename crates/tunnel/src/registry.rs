@@ -169,6 +169,8 @@ pub struct Registry {
     inner: Arc<Mutex<Inner>>,
     /// Whether leases have changed since [`Registry::take_leases_changed`].
     leases_changed: Arc<AtomicBool>,
+    /// Whether what users have carried is to be counted since [`Registry::take_count_due`].
+    count_due: Arc<AtomicBool>,
 }
 
 impl Registry {
@@ -187,7 +189,7 @@ impl Registry {
             accounts: Accounts::default(),
             memory: MemoryOfUsers::new(MAX_HELD_BYTES),
         };
-        Self { inner: Arc::new(Mutex::new(inner)), leases_changed: Arc::default() }
+        Self { inner: Arc::new(Mutex::new(inner)), leases_changed: Arc::default(), count_due: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -269,6 +271,16 @@ impl Registry {
     /// The bytes that each of those users has carried since the last call, in both directions together.
     pub fn take_carried(&self) -> Vec<(String, u64)> {
         self.lock().accounts.take_carried()
+    }
+
+    /// Sets the bytes that users may carry in one direction until [`Self::take_count_due`].
+    pub fn set_count_limits(&self, limits: &BTreeMap<String, u64>) {
+        self.lock().accounts.count_at(limits, &self.count_due);
+    }
+
+    /// Whether a user has carried so many bytes since the last call. Does not take the lock.
+    pub fn take_count_due(&self) -> bool {
+        self.count_due.load(Ordering::Relaxed) && self.count_due.swap(false, Ordering::Relaxed)
     }
 
     /// Sets how much memory the process may allocate (bytes), before the first shard is made.

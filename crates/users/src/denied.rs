@@ -13,8 +13,7 @@ pub struct User {
     pub name: String,
 }
 
-/// Why a request is refused. The response is 401 in all cases. A stranger learns nothing from its reason: the
-/// last ones are for holders of a token.
+/// Why a request is refused. Those with credentials of no user learn nothing about any user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// No `authorization` field.
@@ -50,4 +49,16 @@ pub enum Denied {
     /// The certificate was valid when the connection began.
     #[error("{}", client_certificates::EXPIRED)]
     CertificateExpired,
+}
+
+impl Denied {
+    /// The HTTP status of the response (RFC 9110 §15.5.2, §15.5.4): 403 for a client that has proved who it is,
+    /// and may learn why it is refused; 401 for all others.
+    pub fn status(&self) -> u16 {
+        if matches!(self, Self::Missing | Self::Malformed | Self::Unknown | Self::NoCertificate) {
+            401
+        } else {
+            403
+        }
+    }
 }

@@ -36,6 +36,16 @@ impl UserList {
         Ok(Self { users: users.with_used_up(used_up.into()), quotas })
     }
 
+    /// The same list, with bytes of quotas that users have used as a running server has counted them.
+    #[must_use]
+    pub fn with_used(mut self, now: SystemTime, counted: impl IntoIterator<Item = (String, u64)>) -> Self {
+        for (user, bytes) in counted {
+            self.quotas.set_used(now, user, bytes);
+        }
+        let used_up = self.quotas.used_up(now, &self.users);
+        Self { users: self.users.with_used_up(used_up.into()), quotas: self.quotas }
+    }
+
     /// All users as JSON.
     pub fn json(&self, now: SystemTime) -> Value {
         self.users.iter().map(|entry| self.json_of(entry, now)).collect()

@@ -6,7 +6,7 @@ use clap::Args;
 use mpvpn_types::{BitRate, ByteSize};
 
 use crate::{expiry::ExpiryOption, file::SettingsChange};
-use mpvpn_input::values::text;
+use mpvpn_input::{Result, values::text};
 use mpvpn_status::link_change::Limit;
 
 /// The limits of a new user.
@@ -58,7 +58,7 @@ pub struct OrNone<T>(pub Option<T>);
 impl<T: FromStr<Err: Display>> FromStr for OrNone<T> {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         match text {
             "none" => Ok(Self(None)),
             text => text.parse().map(|value| Self(Some(value))).map_err(|error| format!("{error}")),
@@ -68,16 +68,20 @@ impl<T: FromStr<Err: Display>> FromStr for OrNone<T> {
 
 impl ChangeOptions {
     /// The change, for dates at `now`.
-    pub fn resolve(self, now: SystemTime) -> SettingsChange {
+    ///
+    /// # Errors
+    /// If a date has passed.
+    pub fn resolve(self, now: SystemTime) -> Result<SettingsChange> {
         let Self { expires, address, sessions, up, down, quota } = self;
-        SettingsChange {
-            expires: expires.map(|wanted| wanted.0.map(|option| option.resolve(now))),
+        let ahead = |option: ExpiryOption| option.resolve_ahead(now);
+        Ok(SettingsChange {
+            expires: expires.map(|wanted| wanted.0.map(ahead).transpose()).transpose()?,
             address: (!address.is_empty())
                 .then(|| address.into_iter().filter_map(|wanted| wanted.0).collect()),
             sessions: sessions.map(|wanted| wanted.0.map(NonZeroU32::get)),
             up: up.map(|limit| limit.0),
             down: down.map(|limit| limit.0),
             quota: quota.map(|limit| limit.0),
-        }
+        })
     }
 }

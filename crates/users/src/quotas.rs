@@ -13,12 +13,15 @@ use std::{
 
 use mpvpn_path::Month;
 
-use crate::users::{UsedUpQuotas, Users};
+use crate::users::{UsedUpQuotas, UserEntry, Users};
 use mpvpn_input::{Error, Result};
 use mpvpn_state::quota_usage::{self, QuotaHolders, QuotaUsage};
 
 /// How the names of the files in the state folder begin and end; the name of a server is between.
 const FILE: [&str; 2] = ["user-quotas-", ".json"];
+/// The fewest bytes after which a user's use is counted. More: small quotas are exceeded by more. Fewer: each
+/// few packets wake the thread that counts. Chosen.
+const MIN_COUNTED_BYTES: u64 = 64 << 10;
 /// The day on which months begin.
 const FIRST_DAY: u8 = 1;
 
@@ -107,11 +110,28 @@ impl UserQuotas {
         }
     }
 
+    /// Takes what a user has used in the month that the clock shows (bytes) from a server that counts it.
+    pub fn set_used(&mut self, clock: SystemTime, user: String, bytes: u64) {
+        let since = Month::of(unix(clock), FIRST_DAY).first.unix();
+        self.used.insert(user, QuotaUsage { since, bytes, before: None });
+    }
+
     /// Bytes that a user has used in the month that the clock shows.
     pub fn used(&self, clock: SystemTime, user: &str) -> u64 {
         let mut used = self.used.get(user).copied().unwrap_or_default();
         used.count(Month::of(unix(clock), FIRST_DAY).first.unix(), 0);
         used.bytes
+    }
+
+    /// The bytes that each user with a quota may carry in one direction until they have to be counted. As both
+    /// directions may, a quota is exceeded by 1 % and what is carried until the count.
+    pub fn count_limits(&self, clock: SystemTime, users: &Users) -> BTreeMap<String, u64> {
+        let limit = |entry: &UserEntry| {
+            let quota = entry.quota?.bytes();
+            let left = quota.saturating_sub(self.used(clock, &entry.name));
+            Some((entry.name.clone(), left.min(quota / 100).max(MIN_COUNTED_BYTES)))
+        };
+        users.iter().filter_map(limit).collect()
     }
 
     /// The users that have used up their quotas, with the day on which the next month begins.

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 use bytes::{Bytes, BytesMut};
-use mpvpn_masque::{connect::ProxyError, headers::Headers};
+use mpvpn_masque::{connect::ProxyError, headers::Headers, request::Rejection};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, ip};
 use mpvpn_tunnel::{
     Authenticate, AuthenticatedUser, RelayId, RelayRead, Server, ServerConfig, ServerEvent, TunOutcome,
@@ -74,10 +74,10 @@ impl Authenticate for OneToken {
         &self,
         authorization: Option<&str>,
         _: Option<&[u8]>,
-    ) -> Result<AuthenticatedUser, String> {
+    ) -> Result<AuthenticatedUser, Rejection> {
         match authorization {
             Some("Bearer token") => Ok("user".into()),
-            _ => Err("another token".to_owned()),
+            _ => Err(Rejection::unauthorized("another token")),
         }
     }
 }

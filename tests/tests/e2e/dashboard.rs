@@ -278,7 +278,8 @@ fn users_of_a_server_are_added_rotated_and_revoked_and_a_restart_ends_log_ins() 
     });
 
     user("revoke", json!({ "name": "alice" })).ok();
-    assert_eq!(client.wait(SOON).code(), Some(1), "{}", client.log());
+    client.wait_until_refused(SOON, "the access of this user was revoked");
+    assert!(client.interrupt().success());
     eventually(SOON, "the session is gone", || {
         let status = messages.next_status();
         if status["sessions_total"] == 0 { Ok(()) } else { Err(format!("{status:#}")) }

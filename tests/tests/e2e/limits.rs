@@ -120,7 +120,7 @@ fn a_used_up_quota_ends_sessions_and_says_until_when() {
     let mut site = Site::new();
     let link = site.add("alice", &["--quota", "3MB"]);
     let bob = site.add("bob", &[]);
-    let mut alice = site.join_with(Host::Client, &link, &[]).wait_until_up();
+    let alice = site.join_with(Host::Client, &link, &[]).wait_until_up();
     let bob = site.join_with(Host::Other, &bob, &[]).wait_until_up();
     reaches(&site.testbed, Host::Client, &inet4());
     let shown = said(&site.user(&["show", "alice"]));
@@ -129,9 +129,9 @@ fn a_used_up_quota_ends_sessions_and_says_until_when() {
     let pages = TestPages::start(&site.testbed, Host::Inet);
     let script = format!("curl -s --max-time 10 -o /dev/null {} || true", pages.url(&inet4(), "5000000"));
     site.testbed.run(Host::Client, &["sh", "-c", &script]);
-    assert_eq!(alice.wait(SOON).code(), Some(1), "{}", alice.log());
     let reason = "the quota of this user, 3 MB, is used up; it begins anew on 1 ";
-    assert!(alice.log().contains(reason), "{}", alice.log());
+    alice.wait_until_refused(SOON, reason);
+    drop(alice);
     assert!(site.server.log().contains("alice used up the quota of 3.0 MB"), "{}", site.server.log());
     let listed = said(&site.user(&["list"]));
     assert!(listed.contains("quota-used-up"), "{listed}");
@@ -139,7 +139,8 @@ fn a_used_up_quota_ends_sessions_and_says_until_when() {
     // A restart gives nothing back.
     let refused = |site: &Site| {
         let mut again = site.join_with(Host::Client, &link, &[]);
-        assert_eq!(again.wait(SOON).code(), Some(1), "{}", again.log());
+        again.wait_until_refused(SOON, reason);
+        assert!(again.interrupt().success());
     };
     refused(&site);
     assert!(site.server.terminate().success());
@@ -164,16 +165,46 @@ fn a_used_up_quota_ends_sessions_and_says_until_when() {
 }
 
 #[test]
+fn a_quota_is_exceeded_by_little_at_full_speed_and_its_use_is_shown_within_a_second() {
+    let testbed = Testbed::unlimited();
+    let site = Site { server: Site::start_server(&testbed), testbed };
+    let link = site.add("alice", &["--quota", "60MB"]);
+    let alice = site.join_with(Host::Client, &link, &[]).wait_until_up();
+    let socket = site.server.socket().to_str().expect("an ASCII path");
+    std::fs::write(site.testbed.dir().join("server.toml"), format!("api-socket = '{socket}'\n"))
+        .expect("a file");
+    let used = || {
+        let shown = site.user(&["show", "alice", "--json", "--config", "server.toml"]);
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+        shown["quota_used_bytes"].as_u64().expect("a number")
+    };
+    let pages = TestPages::start(&site.testbed, Host::Inet);
+    let fetch = |bytes: &str| {
+        let script = format!("curl -s --max-time 20 -o /dev/null {} || true", pages.url(&inet4(), bytes));
+        site.testbed.run(Host::Client, &["sh", "-c", &script]);
+    };
+    fetch("5000000");
+    std::thread::sleep(Duration::from_secs(1));
+    let shown = used();
+    assert!((5_000_000..8_000_000).contains(&shown), "{shown} after 5 MB");
+    fetch("1000000000");
+    alice.wait_until_refused(SOON, "the quota of this user, 60 MB, is used up");
+    let excess = used().checked_sub(60_000_000).expect("the whole quota is used");
+    println!("{excess} bytes beyond the quota of 60 MB");
+    assert!(excess <= 1_200_000, "{excess} bytes: more than 2 %");
+}
+
+#[test]
 fn proxies_and_clients_inside_tcp_lose_access_at_once_too() {
     let site = Site::new();
     let alice = site.add("alice", &[]);
     let bob = site.add("bob", &[]);
-    let mut inside_tcp = site.join_with(Host::Client, &alice, &["--transport", "tcp"]).wait_until_up();
+    let inside_tcp = site.join_with(Host::Client, &alice, &["--transport", "tcp"]).wait_until_up();
     reaches(&site.testbed, Host::Client, TUNNEL);
     let token = bob.strip_prefix("mpvpn://").and_then(|rest| rest.split('@').next()).expect("a token");
     let args = ["proxy", "--socks5", "127.0.0.1:1080", "--server", "192.0.2.1:4433", "--insecure"];
     let more = ["--token", token, "--state-dir", "proxy-state"];
-    let mut proxy = site.testbed.start(Host::Other, &[&args[..], &more].concat()).wait_until_up();
+    let proxy = site.testbed.start(Host::Other, &[&args[..], &more].concat()).wait_until_up();
 
     let pages = TestPages::start(&site.testbed, Host::Inet);
     let url = pages.url(&inet4(), "1000000000");
@@ -185,11 +216,10 @@ fn proxies_and_clients_inside_tcp_lose_access_at_once_too() {
         if socks() == Some(1) { Ok(()) } else { Err(format!("{:?}", socks())) }
     });
 
-    for (name, process) in [("alice", &mut inside_tcp), ("bob", &mut proxy)] {
+    for (name, process) in [("alice", &inside_tcp), ("bob", &proxy)] {
         let begin = Instant::now();
         assert!(site.user(&["revoke", name]).status.success());
-        assert_eq!(process.wait(SOON).code(), Some(1), "{}", process.log());
-        assert!(process.log().contains("the access of this user was revoked"), "{}", process.log());
+        process.wait_until_refused(SOON, "the access of this user was revoked");
         let took = begin.elapsed();
         println!("{name} is gone after {took:?}");
         assert!(took < Duration::from_secs(2), "{took:?}");

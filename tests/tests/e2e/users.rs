@@ -12,6 +12,8 @@ use mpvpn_tests::{
 };
 use serde_json::Value;
 
+use crate::limits::said;
+
 const SOON: Duration = Duration::from_secs(15);
 const SERVER: &str = "192.0.2.1:4433";
 
@@ -73,8 +75,12 @@ fn a_revoked_user_is_gone_within_a_second_and_others_feel_nothing() {
     });
     let took = revoked.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?}");
-    assert_eq!(alice.wait(SOON).code(), Some(1), "{}", alice.log());
-    assert!(alice.log().contains("the access of this user was revoked"), "{}", alice.log());
+    alice.wait_until_refused(SOON, "the access of this user was revoked");
+    let socket = alice.socket().to_str().expect("ASCII").to_owned();
+    let shown = site.testbed.mpvpn(Host::Client, &["status", "--api-socket", &socket]);
+    assert_eq!(shown.status.code(), Some(3), "{shown:?}");
+    assert!(alice.events().iter().any(|event| event["event"] == "refused"), "{}", alice.log());
+    assert!(alice.interrupt().success());
 
     // A file with a mistake changes nothing.
     let file = site.testbed.dir().join("state/users.toml");
@@ -110,14 +116,49 @@ fn access_ends_at_the_moment_that_was_set() {
         .format(&time::format_description::well_known::Rfc3339)
         .expect("a moment");
     let guest = site.add("guest", &["--expires", &moment]);
-    let mut guest = site.join(Host::Client, &guest).wait_until_up();
-    assert_eq!(guest.wait(SOON).code(), Some(1), "{}", guest.log());
+    let guest = site.join(Host::Client, &guest).wait_until_up();
+    guest.wait_until_refused(SOON, "the access of this user ended on");
     let late = SystemTime::now().duration_since(end).expect("not before");
     assert!(late < Duration::from_secs(2), "{late:?} late");
-    assert!(guest.log().contains("the access of this user ended on"), "{}", guest.log());
     let output = site.user(&["list"]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("guest") && said.contains("expired"), "{said}");
+}
+
+#[test]
+fn an_expired_user_is_told_so_over_udp_and_over_tcp_and_a_stranger_is_not() {
+    let site = Site::new();
+    let past = said(&site.user(&["add", "guest", "--expires", "2020-01-01"]));
+    assert!(past.contains("--expires 2020-01-01 has passed") && past.contains("next: name a day"), "{past}");
+    let link = site.add("guest", &[]);
+    let past = said(&site.user(&["set", "guest", "--expires", "2020-01-01"]));
+    assert!(past.contains("--expires 2020-01-01 has passed"), "{past}");
+    let file = site.testbed.dir().join("state/users.toml");
+    let users = fs::read_to_string(&file).expect("the users");
+    fs::write(&file, format!("{}\nexpires = \"2020-01-31\"\n", users.trim_end())).expect("a file");
+    eventually(SOON, "the server has read it", || match site.server.log().contains("1 user lost access") {
+        true => Ok(()),
+        false => Err(site.server.log()),
+    });
+    let reason = "the access of this user ended on 2020-01-31";
+    for transport in ["auto", "tcp"] {
+        let mut client = site.join_with(Host::Client, &link, &["--transport", transport]);
+        client.wait_until_refused(SOON, reason);
+        assert!(client.is_running(), "{transport}");
+        assert!(client.interrupt().success(), "{transport}");
+    }
+    let checked = said(&site.testbed.mpvpn(Host::Client, &["check", &link]));
+    assert!(checked.contains(&format!("because the server refuses this client: {reason}")), "{checked}");
+    assert!(checked.contains("next: ask who runs the server"), "{checked}");
+    let mut stranger = site.testbed.start_client(&["--token", &format!("mpvpn_{}", "A".repeat(43))]);
+    assert_eq!(stranger.wait(SOON).code(), Some(1));
+    assert!(!stranger.log().contains("ended on"), "{}", stranger.log());
+
+    let waiting = site.join(Host::Client, &link);
+    waiting.wait_until_refused(SOON, reason);
+    assert!(site.user(&["set", "guest", "--expires", "none"]).status.success());
+    let _back = waiting.wait_until_up();
+    reaches(&site.testbed, Host::Client, TUNNEL);
 }
 
 #[test]

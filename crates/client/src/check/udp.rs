@@ -39,6 +39,15 @@ pub(super) struct UdpOutcome {
     pub(super) found: Result<UdpMeasurement, String>,
     /// Whether the server accepts the credentials; `None` if it did not say.
     pub(super) authorized: Option<bool>,
+    /// Why it refuses this client, which it knows, if it does.
+    pub(super) refusal: Option<String>,
+}
+
+impl UdpOutcome {
+    /// Nothing could be measured, for this reason.
+    pub(super) fn failed(why: String) -> Self {
+        Self { found: Err(why), authorized: None, refusal: None }
+    }
 }
 
 /// One client with its own port.
@@ -51,6 +60,7 @@ struct UdpProbe {
     /// This client's address and port, as the server sees them.
     observed: Option<SocketAddr>,
     authorized: Option<bool>,
+    refusal: Option<String>,
     failed: Option<String>,
 }
 
@@ -58,14 +68,14 @@ struct UdpProbe {
 pub(super) fn probe(bind_options: &BindOptions, remote: SocketAddr, config: &TunnelConfig) -> UdpOutcome {
     let poller = match Poller::new() {
         Ok(poller) => poller,
-        Err(error) => return UdpOutcome { found: Err(error.to_string()), authorized: None },
+        Err(error) => return UdpOutcome::failed(error.to_string()),
     };
     let start = Instant::now();
     let probes =
         [0, 1].map(|token| UdpProbe::start(bind_options, remote, config.clone(), &poller, token, start));
     let mut probes = match probes {
         [Ok(first), Ok(second)] => [first, second],
-        [Err(error), _] | [_, Err(error)] => return UdpOutcome { found: Err(error), authorized: None },
+        [Err(error), _] | [_, Err(error)] => return UdpOutcome::failed(error),
     };
     let mut events = Events::with_capacity(2);
     let mut batch = RecvBatch::new(MAX_MESSAGES_PER_RECV);
@@ -76,7 +86,7 @@ pub(super) fn probe(bind_options: &BindOptions, remote: SocketAddr, config: &Tun
             .map_or(MTU_STABLE_TIME, |at| at.saturating_duration_since(now))
             .min(Duration::from_millis(100));
         if let Err(error) = poller.wait(&mut events, Some(wait)) {
-            return UdpOutcome { found: Err(error.to_string()), authorized: None };
+            return UdpOutcome::failed(error.to_string());
         }
         now = Instant::now();
         probes.iter_mut().for_each(|probe| probe.receive(&mut batch, now));
@@ -120,7 +130,7 @@ fn outcome(
         (_, Some(reason)) => Err(reason),
         (None, None) => Err(format!("no answer in {} s", RESPONSE_TIMEOUT.as_secs())),
     };
-    UdpOutcome { found, authorized: first.authorized }
+    UdpOutcome { found, authorized: first.authorized, refusal: first.refusal }
 }
 
 impl UdpProbe {
@@ -154,6 +164,7 @@ impl UdpProbe {
             mtu: (0, now),
             observed: None,
             authorized: None,
+            refusal: None,
             failed: None,
         })
     }
@@ -173,6 +184,9 @@ impl UdpProbe {
         while let Some(event) = self.client.poll_event() {
             match event {
                 ClientEvent::Up(_) => self.up_at = self.up_at.or(Some(now)),
+                ClientEvent::Down(reason) if self.client.is_refused(now) => {
+                    (self.authorized, self.refusal) = (Some(false), Some(reason));
+                }
                 ClientEvent::Down(reason) => self.failed = Some(reason),
                 ClientEvent::Fatal(ClientError::Unauthorized(_)) => self.authorized = Some(false),
                 ClientEvent::Fatal(error) => self.failed = Some(error.to_string()),

@@ -95,3 +95,32 @@ async fn a_newer_token_keeps_nothing_that_was_opened_with_the_older_one() {
     server.context.access_ends.send_replace(());
     assert!(ends(&mut held).await && is_closed(client).await, "what the older token has opened lives");
 }
+
+#[tokio::test]
+async fn a_user_without_access_is_told_why_where_a_stranger_sees_the_site_and_stays_a_stranger() {
+    let expired = "2020-01-01".parse::<ExpiryOption>().unwrap().resolve(std::time::SystemTime::now());
+    for hide in [false, true] {
+        let server = TestServer::start(|config| config.site.hide = hide);
+        let file = server._state_dir.path().join("users.toml");
+        let settings = UserSettings { expires: Some(expired), ..UserSettings::default() };
+        let alice = LockedUsers::open(&file).unwrap().add("alice", &settings).unwrap().authorization();
+        server.credentials.authenticator.users().unwrap().replace(Users::load(&file).unwrap());
+        let mut client = server.http2().await;
+        let mut answers = Vec::new();
+        for token in ["Bearer nobody", &alice] {
+            let (response, _send) =
+                client.send_request(server.self_target_request(Some(token)), true).unwrap();
+            let response = timeout(SOON, response).await.unwrap().unwrap();
+            let reason = response.headers().get("proxy-status").map(|text| text.to_str().unwrap().to_owned());
+            answers.push((response.status().as_u16(), reason));
+        }
+        let details = |text: &str| Some(format!("proxy; details=\"{text}\""));
+        let of_stranger = if hide { (405, None) } else { (401, details("no user has this token")) };
+        let told = (403, details("the access of this user ended on 2020-01-01"));
+        assert_eq!(answers, [of_stranger, told], "hide = {hide}");
+        assert_eq!(server.context.unauthenticated.in_use(), 1, "no connection of a user");
+        let head = format!("CONNECT 192.0.2.1:80 HTTP/1.1\r\nhost: 192.0.2.1:80\r\nauthorization: {alice}");
+        let (answer, _) = server.http1(&head).await;
+        assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("ended on 2020-01-01"), "{answer}");
+    }
+}

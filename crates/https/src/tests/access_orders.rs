@@ -134,6 +134,14 @@ impl World {
         self.server.credentials.authenticator.authenticate(shown.authorization(), certificate).is_ok()
     }
 
+    /// The status by which credentials are refused.
+    fn refusal_status(&self, user: usize, number: usize) -> u16 {
+        let shown = &self.credentials[user][number];
+        let certificate = shown.certificate().map(|issued| &*issued.der);
+        let authenticator = &self.server.credentials.authenticator;
+        authenticator.authenticate(shown.authorization(), certificate).unwrap_err().status()
+    }
+
     /// Opens a connection with the newest credentials of a user; one over HTTP/1.1 asks for its transport.
     async fn connect(&mut self, is_http2: bool, user: usize) {
         let number = self.credentials[user].len() - 1;
@@ -172,16 +180,17 @@ impl World {
         let (user, number) = connection.certificate.unwrap_or((user, number));
         let is_valid = self.is_valid(user, number);
         let request = self.server.self_target_request(self.credentials[user][number].authorization());
+        let refusal = (!is_valid).then(|| self.refusal_status(user, number));
         let connection = &mut self.connections[at];
         let Http::Two(client, streams) = &mut connection.http else { return };
         // It may be closing, or be closed.
         let Ok((response, send)) = client.send_request(request, false) else { return };
         let Ok(response) = timeout(SOON, response).await.unwrap() else { return };
         let is_owner = connection.owner.is_none_or(|owner| owner == user);
-        let expected = match (is_valid, is_owner) {
-            (false, _) => StatusCode::UNAUTHORIZED,
-            (true, false) => StatusCode::MISDIRECTED_REQUEST,
-            (true, true) => StatusCode::OK,
+        let expected = match (refusal, is_owner) {
+            (Some(status), _) => StatusCode::from_u16(status).unwrap(),
+            (None, false) => StatusCode::MISDIRECTED_REQUEST,
+            (None, true) => StatusCode::OK,
         };
         assert_eq!(response.status(), expected);
         if expected == StatusCode::OK {

@@ -7,9 +7,10 @@ use mpvpn_identity::trust::Trust;
 use mpvpn_input::values::ServerAddr;
 use mpvpn_sockets::bind_options::BindOptions;
 use mpvpn_tcp::connection::{
-    ConnectRequest, ConnectionEvent, EstablishedConnection, LoopbackSockets, TcpConnection,
+    ConnectRequest, ConnectionEvent, EstablishedConnection, LoopbackSockets, RequestError, TcpConnection,
     TcpTransportConfig, send_connect_udp,
 };
+use mpvpn_users::{LockedUsers, UserSettings, Users};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UdpSocket,
@@ -126,11 +127,23 @@ async fn what_went_wrong_is_told_in_words() {
     let stage = Stage::new(&server, "mpvpn_wrong", 1).await;
     let _carriage = stage.start(0, None);
     let ConnectionEvent::Failed(reason) = stage.next().await else { panic!("it failed") };
+    let reason = reason.to_string();
     assert!(reason.contains("401") || reason.contains("404"), "{reason}");
+    let file = server._state_dir.path().join("users.toml");
+    let alice = LockedUsers::open(&file).unwrap().add("alice", &UserSettings::default()).unwrap();
+    LockedUsers::open(&file).unwrap().revoke("alice").unwrap();
+    server.credentials.authenticator.users().unwrap().replace(Users::load(&file).unwrap());
+    let stage = Stage::new(&server, alice.reveal(), 1).await;
+    let _carriage = stage.start(0, None);
+    let ConnectionEvent::Failed(RequestError::Refused(reason)) = stage.next().await else {
+        panic!("it is refused")
+    };
+    assert_eq!(reason, "the access of this user was revoked");
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let stage = Stage { to: nobody, ..stage };
     let _carriage = stage.start(0, None);
     let ConnectionEvent::Failed(reason) = stage.next().await else { panic!("it failed") };
+    let reason = reason.to_string();
     assert!(reason.contains("refused"), "{reason}");
 }
 

@@ -191,6 +191,8 @@ fn an_expired_certificate_of_the_ca_is_refused_with_the_reason() {
     let refusal = meet(&identity, &ca(&home.file("ca.crt")), "vpn.example").unwrap_err().unwrap();
     assert!(matches!(refusal, CertificateRefusal::Unusable { .. }), "{refusal}");
     assert!(refusal.to_string().contains("expired"), "{refusal}");
+    let clock = "and the clock of this machine says 2";
+    assert!(refusal.to_string().contains(clock) && refusal.next_step().contains("timedatectl"), "{refusal}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use rustls::{
     crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
+use time::{Date, OffsetDateTime};
 use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
 
 use super::ServerCertificates;
@@ -112,7 +113,9 @@ impl CertificateRefusal {
                 "ask the server's owner for its current fingerprint; if it has not changed, an attacker is between client \
                  and server"
             }
-            Self::Unusable { .. } => "renew or replace the server's certificate",
+            Self::Unusable { .. } => {
+                "renew or replace the server's certificate; if the clock of this machine is wrong, set it (`timedatectl`)"
+            }
             Self::NotOwner { .. } => "check the server: an attacker may be between client and server",
         }
     }
@@ -293,11 +296,24 @@ fn refusal(
         rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
         ) => untrusted(asked, presented),
+        rustls::Error::InvalidCertificate(
+            CertificateError::ExpiredContext { time, .. } | CertificateError::NotValidYetContext { time, .. },
+        ) => CertificateRefusal::Unusable { asked, presented, why: validity(cert, time) },
         rustls::Error::InvalidCertificate(why) => {
             CertificateRefusal::Unusable { asked, presented, why: why.to_string() }
         }
         other => CertificateRefusal::Unusable { asked, presented, why: other.to_string() },
     }
+}
+
+/// When a certificate is valid that is not at `clock`, the time of this machine.
+fn validity(cert: &CertificateDer<'_>, clock: UnixTime) -> String {
+    let day = |unix: i64| OffsetDateTime::from_unix_timestamp(unix).map_or(Date::MAX, OffsetDateTime::date);
+    let (Some(cert), clock) = (parse(cert), day(clock.as_secs() as i64)) else { return String::new() };
+    let [from, until] = [cert.validity().not_before, cert.validity().not_after].map(|at| day(at.timestamp()));
+    format!(
+        "it has expired or is not valid yet: it is valid from {from} to {until}, and the clock of this machine says {clock}"
+    )
 }
 
 /// Verifies chains to the CAs that this machine trusts.

@@ -199,7 +199,7 @@ impl UserCommand {
             Self::Add { user: Name { name }, expires, address, sessions, limits, shown, files } => {
                 let config = files.load()?;
                 check_addresses(&config, &address)?;
-                let expires = expires.map(|option| option.resolve(now));
+                let expires = expires.map(|option| option.resolve_ahead(now)).transpose()?;
                 let joining = Joining::new(&config, shown.host)?;
                 let LimitOptions { up, down, quota } = limits;
                 let settings = UserSettings { expires, address, sessions, up, down, quota };
@@ -210,7 +210,7 @@ impl UserCommand {
             }
             Self::Set { user: Name { name }, change, files } => {
                 let config = files.load()?;
-                let change = change.resolve(now);
+                let change = change.resolve(now)?;
                 check_addresses(&config, change.address.as_deref().unwrap_or_default())?;
                 let mut users = LockedUsers::open(&users_file(&config))?;
                 users.set(&name, &change)?;
@@ -235,7 +235,7 @@ impl UserCommand {
             }
             Self::List { json, files } => {
                 let config = files.load()?;
-                let list = UserList::load(&config, now)?;
+                let list = load_list(&config, now)?;
                 match json {
                     true => json_text(&list.json(now)),
                     false => render_users(&list.users, &list.quotas, now, width()),
@@ -243,7 +243,7 @@ impl UserCommand {
             }
             Self::Show { user: Name { name }, json, files } => {
                 let config = files.load()?;
-                let list = UserList::load(&config, now)?;
+                let list = load_list(&config, now)?;
                 let entry = list.users.get(&name).ok_or_else(|| unknown_user(&list.users, &name))?;
                 match json {
                     true => json_text(&list.json_of(entry, now)),
@@ -253,6 +253,13 @@ impl UserCommand {
         };
         Ok(text)
     }
+}
+
+/// The users, with what they have used by the count of the server if it runs, else by its file.
+fn load_list(config: &ServerConfig, now: SystemTime) -> mpvpn_input::Result<UserList> {
+    let list = UserList::load(config, now)?;
+    let counted = mpvpn_api::fetch_status(&config.api_socket).map(|status| status.users).unwrap_or_default();
+    Ok(list.with_used(now, counted.into_iter().filter_map(|user| Some((user.name, user.quota_used_bytes?)))))
 }
 
 fn show(users: &Users, name: &str, config: &ServerConfig, now: SystemTime) -> mpvpn_input::Result<String> {

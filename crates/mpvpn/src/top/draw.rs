@@ -105,7 +105,7 @@ fn verdict(screen: &Screen, width: usize) -> Vec<String> {
 fn health_of(status: &Status) -> Health {
     match status.state {
         State::Up => Health::Works,
-        State::Reconnecting | State::Stopping | State::NoAnswer => Health::Fails,
+        State::Reconnecting | State::Stopping | State::NoAnswer | State::Refused => Health::Fails,
         State::Starting | State::Connecting | State::Asleep | State::Degraded => Health::Waits,
     }
 }

@@ -219,7 +219,9 @@ fn classes(status: &Status, rates: &Rates) -> Sheet {
             ],
             health: match class.state {
                 None | Some(State::Up | State::Degraded) => Health::Works,
-                Some(State::Reconnecting | State::Stopping | State::NoAnswer) => Health::Fails,
+                Some(State::Reconnecting | State::Stopping | State::NoAnswer | State::Refused) => {
+                    Health::Fails
+                }
                 Some(State::Asleep | State::Connecting | State::Starting) => Health::Waits,
             },
             history: rates.last(&key, HISTORY),

@@ -74,7 +74,8 @@ pub enum ClientEvent {
     RelayGone(RelayId),
     /// An event of a CONNECT-UDP flow.
     Udp(UdpId, UdpFlowEvent),
-    /// The connection is lost, for this reason; the client reconnects by itself.
+    /// The connection is lost, or the server refuses this client, for this reason; the client asks again by
+    /// itself.
     Down(String),
     /// The client cannot continue.
     Fatal(ClientError),
@@ -119,6 +120,8 @@ pub enum ClientError {
 pub enum ClientState {
     /// Connecting or reconnecting.
     Connecting,
+    /// The server knows this client and refuses it; the client asks again by itself.
+    Refused,
     /// No connection, because its class has no traffic.
     Asleep,
     /// The tunnel is up.

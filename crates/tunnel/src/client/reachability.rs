@@ -136,7 +136,7 @@ impl Client {
 
     /// Asks over all links with single packets, once nothing has been heard for long.
     pub(super) fn probe_if_silent(&mut self, now: Instant) {
-        if !self.may_connect() || self.reaches_server() || !self.silence.is_long(now) {
+        if !self.asks_links(now) || !self.silence.is_long(now) {
             return;
         }
         if !std::mem::replace(&mut self.silence.is_probing, true) {

@@ -10,10 +10,11 @@ use super::{Assignment, ClientEvent, ClientReport, ClientState};
 use crate::{
     SecretSharing, TrafficCounters, TrafficRates,
     events::{Changes, ClientChange},
+    handshake::MAX_REFUSED_BACKOFF,
     multipath::MultipathConnection,
 };
 use mpvpn_quic::HandshakeCounters;
-use mpvpn_types::Duration;
+use mpvpn_types::{Duration, Instant};
 
 #[derive(Debug, Default)]
 pub(super) struct Reports {
@@ -28,13 +29,19 @@ pub(super) struct Reports {
     /// Totals of closed connections.
     closed_counters: TrafficCounters,
     closed_drops: u64,
-    /// Why the last connection was lost; empty if no reason is known.
+    /// Why the last connection was lost, or refused; empty if no reason is known.
     down_reason: String,
+    /// When the server last refused this client, unless something else has happened since.
+    pub(super) refused_at: Option<Instant>,
 }
+
+/// A refusal counts for this long: until the server was asked again twice.
+const REFUSAL_LIFETIME: Duration = MAX_REFUSED_BACKOFF.saturating_mul(2);
 
 impl Reports {
     /// Reports that the tunnel is up.
     pub(super) fn up(&mut self, assignment: Assignment) {
+        self.refused_at = None;
         self.assignment = Some(assignment.clone());
         self.events.push_back(ClientEvent::Up(assignment));
     }
@@ -49,8 +56,22 @@ impl Reports {
 
     /// Reports that the connection is lost, for this reason.
     pub(super) fn down(&mut self, reason: String) {
+        self.refused_at = None;
         self.events.push_back(ClientEvent::Down(reason.clone()));
         self.down_reason = reason;
+    }
+
+    /// Reports that the server refuses this client, for this reason, unless it was the last to be reported.
+    pub(super) fn refused(&mut self, now: Instant, reason: String) {
+        if !self.is_refused(now) || self.down_reason != reason {
+            self.down(reason);
+        }
+        self.refused_at = Some(now);
+    }
+
+    /// Whether the server has refused this client when it was asked last.
+    pub(super) fn is_refused(&self, now: Instant) -> bool {
+        self.refused_at.is_some_and(|at| now.saturating_duration_since(at) < REFUSAL_LIFETIME)
     }
 
     /// Why the last connection was lost; empty if no reason is known.

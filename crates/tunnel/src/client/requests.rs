@@ -194,6 +194,9 @@ impl Client {
             Err(ResponseError::Unauthorized { status, detail }) => {
                 self.unauthorized(now, status, detail);
             }
+            Err(ResponseError::Forbidden { detail }) if !detail.text().is_empty() => {
+                self.refused(now, detail.text().to_owned());
+            }
             Err(error) => {
                 tracing::debug!(%error, "the server does not support connect-mpvpn");
                 if let Some(connection) = self.endpoint.get(session.connection) {
@@ -234,6 +237,12 @@ impl Client {
             // A server error may be temporary (RFC 9110 §15.6).
             ResponseError::Busy { .. } | ResponseError::Refused { status: 500 | 502 | 504, .. } => {
                 self.on_tunnel_lost(now, error.to_string());
+                self.reports.refused_at = Some(now);
+            }
+            ResponseError::Forbidden { detail }
+                if !detail.text().is_empty() && !self.membership.role.is_joined() =>
+            {
+                self.refused(now, detail.text().to_owned());
             }
             ResponseError::Unauthorized { status, detail } => {
                 let error = self.refusal_of_credentials(status, detail);
@@ -287,7 +296,9 @@ impl Client {
 
     pub(super) fn check_up(&mut self) {
         let Some(session) = &mut self.session else { return };
-        if session.up || !session.accepted {
+        // A client that was refused waits for the answer before its relays do.
+        let awaits_answer = session.mpvpn_request.is_some() && self.reports.refused_at.is_some();
+        if session.up || !session.accepted || awaits_answer {
             return;
         }
         if self.config.mode == TunnelMode::Packets {

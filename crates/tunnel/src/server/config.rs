@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use mpvpn_masque::{connect::Authority, headers::Headers};
+use mpvpn_masque::{connect::Authority, headers::Headers, request::Rejection};
 use mpvpn_quic::ServerSetup;
 
 #[cfg(doc)]
@@ -38,12 +38,12 @@ pub trait Authenticate: Send {
     /// that the TLS handshake has verified.
     ///
     /// # Errors
-    /// A sentence for the log if the credentials are missing or wrong.
+    /// 403 with the reason if the credentials are those of a user without access, else 401.
     fn authenticate(
         &self,
         authorization: Option<&str>,
         certificate: Option<&[u8]>,
-    ) -> Result<AuthenticatedUser, String>;
+    ) -> Result<AuthenticatedUser, Rejection>;
 
     /// Whether a user has access now by the credential that was accepted before. Unless it does,
     /// [`Server::end_users`] ends what the user has by it.

@@ -27,6 +27,12 @@ impl Server {
         self.registry.take_carried()
     }
 
+    /// Whether a user has carried as much as [`Registry::set_count_limits`](crate::Registry::set_count_limits)
+    /// says.
+    pub fn take_count_due(&self) -> bool {
+        self.registry.take_count_due()
+    }
+
     /// Gives every connection the limits of its user, after
     /// [`Registry::set_accounts`](crate::Registry::set_accounts).
     pub fn update_accounts(&mut self, now: Instant) {

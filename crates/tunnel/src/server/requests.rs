@@ -89,8 +89,8 @@ impl Server {
         }
     }
 
-    /// Whether a request is answered with the site: it is no CONNECT, or its credentials are missing, or
-    /// wrong and `hide_wrong_credentials` is set.
+    /// Whether a request is answered with the site: it is no CONNECT, or its credentials are missing, or those
+    /// of no user and `hide_wrong_credentials` is set.
     fn is_unauthenticated(&mut self, id: ConnectionHandle, headers: &Headers) -> bool {
         if headers.method() != Some("CONNECT") {
             return true;
@@ -99,7 +99,7 @@ impl Server {
         let shows_nothing = shown.is_none()
             && self.endpoint.get(id).and_then(|connection| connection.peer_certificate()).is_none();
         (shows_nothing || self.config.hide_wrong_credentials)
-            && self.authenticate(id, shown.as_deref()).is_err()
+            && self.authenticate(id, shown.as_deref()).is_err_and(|refusal| refusal.status == 401)
     }
 
     /// Refuses CONNECT-IP at a server without packets. The response announces streams; the connection stays
@@ -298,8 +298,7 @@ impl Server {
         credentials: Option<&str>,
     ) -> Result<AuthenticatedUser, Rejection> {
         let certificate = self.endpoint.get(id).and_then(|connection| connection.peer_certificate());
-        let checked = self.config.auth.authenticate(credentials, certificate.as_deref());
-        checked.map_err(Rejection::unauthorized)
+        self.config.auth.authenticate(credentials, certificate.as_deref())
     }
 
     /// Whether a stream is the request stream of the tunnel.

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
-use crate::world::{DNS, MS, TOKEN, World};
+use crate::world::{DNS, MS, TOKEN, TOKEN_OF_CAROL, World};
 use mpvpn_packet::ip;
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_tunnel::{ClientError, ClientState};
+use mpvpn_tunnel::{ClientError, ClientState, TunnelMode};
 use mpvpn_types::{Duration, LinkId};
 
 fn two_links() -> (World, usize) {
@@ -208,6 +208,46 @@ fn a_wrong_token_ends_the_client() {
     world.run(Duration::from_secs(2));
     assert_eq!(world.machines[client].fatal, Some(ClientError::Unauthorized(401)));
     assert_eq!(world.servers[0].sessions(), 0);
+}
+
+#[test]
+fn a_client_that_is_refused_says_why_and_asks_ever_less_often() {
+    for mode in [TunnelMode::Packets, TunnelMode::RelaysOnly] {
+        let mut world = World::new();
+        world.mode = mode;
+        let client = world.add(TOKEN_OF_CAROL, Scheduler::Auto, &[(100, 5 * MS), (50, 20 * MS)]);
+        world.run(Duration::from_secs(2));
+        let reason = "the access of this user was revoked";
+        let report = world.machines[client].client.report(world.now);
+        assert_eq!((report.state, report.reason.as_str()), (ClientState::Refused, reason), "{mode:?}");
+        assert_eq!(world.machines[client].fatal, None);
+        assert_eq!(world.machines[client].down_reasons, [reason], "said once");
+        world.run(Duration::from_secs(58));
+        let after_a_minute = world.machines[client].client.report(world.now).handshakes.completed;
+        world.run(Duration::from_secs(300));
+        let report = world.machines[client].client.report(world.now);
+        assert_eq!((report.state, report.reason.as_str()), (ClientState::Refused, reason), "{mode:?}");
+        let later = report.handshakes.completed - after_a_minute;
+        assert!((4..=20).contains(&later), "{mode:?}: {later} handshakes over two links in five minutes");
+        assert_eq!(world.machines[client].down_reasons, [reason], "said once");
+        assert_eq!(world.servers[0].sessions(), 0);
+        assert!(world.servers[0].report(world.now).is_empty(), "it is nobody's connection");
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_refuses_nobody() {
+    let mut world = World::new();
+    let client = world.add(TOKEN_OF_CAROL, Scheduler::Auto, &[(100, 5 * MS)]);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.machines[client].client.report(world.now).state, ClientState::Refused);
+    for link in world.machines[client].links.values_mut() {
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+    }
+    world.run(Duration::from_secs(130));
+    let report = world.machines[client].client.report(world.now);
+    assert_eq!(report.state, ClientState::Connecting, "two attempts were not answered");
+    assert!(report.outage.is_some());
 }
 
 #[test]

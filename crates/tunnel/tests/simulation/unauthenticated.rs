@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::world::{TOKEN, World};
+use crate::world::{TOKEN, TOKEN_OF_CAROL, World};
 use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader, IpRange},
@@ -272,6 +272,12 @@ fn wrong_credentials_are_refused_with_401() {
     let (head, content) = answer(&connect_mpvpn::request("vpn.example", Some("Bearer nobody"), None));
     assert_eq!((head.status(), content.len()), (Some(401), 0));
     assert!(head.value("proxy-status").is_some());
+    assert_eq!(head.text("proxy-status"), Some("proxy; details=\"unknown token\""));
+    let known = format!("Bearer {TOKEN_OF_CAROL}");
+    let (head, content) = answer(&connect_mpvpn::request("vpn.example", Some(&known), None));
+    assert_eq!((head.status(), content.len()), (Some(403), 0), "a user without access");
+    let reason = "proxy; details=\"the access of this user was revoked\"";
+    assert_eq!((head.text("proxy-status"), head.text("www-authenticate")), (Some(reason), None));
     let own = format!("Bearer {TOKEN}");
     let (head, _) = answer(&connect_udp::request("vpn.example", "/nothing", Some(&own)));
     assert_eq!(head.status(), Some(404));

@@ -51,6 +51,8 @@ pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
 /// The token of another user.
 pub const TOKEN_OF_BOB: &str = "the token of bob";
+/// The token of a user who has no access any more.
+pub const TOKEN_OF_CAROL: &str = "the token of carol";
 /// The server panics when it checks this one.
 pub const TOKEN_THAT_PANICS: &str = "a token that panics";
 pub const SERVER: &str = "192.0.2.1:443";
@@ -84,6 +86,8 @@ pub struct Machine {
     pub assignment: Option<Assignment>,
     pub mtu: Option<usize>,
     pub down_count: usize,
+    /// Why the last connections were lost or refused.
+    pub down_reasons: Vec<String>,
     pub up_count: usize,
     pub fatal: Option<ClientError>,
     /// The secret with which connections may join the session.
@@ -379,6 +383,7 @@ impl World {
             assignment: None,
             mtu: None,
             down_count: 0,
+            down_reasons: Vec::new(),
             up_count: 0,
             fatal: None,
             session_secret: None,
@@ -651,7 +656,10 @@ impl World {
                         machine.up_count += 1;
                     }
                     ClientEvent::Mtu(mtu) => machine.mtu = Some(mtu),
-                    ClientEvent::Down(_) => machine.down_count += 1,
+                    ClientEvent::Down(reason) => {
+                        machine.down_count += 1;
+                        machine.down_reasons.push(reason);
+                    }
                     ClientEvent::Fatal(error) => machine.fatal = Some(error),
                     ClientEvent::JoinsAllowed { secret, .. } => machine.session_secret = Some(secret),
                     event => machine.streams.push_back(event),

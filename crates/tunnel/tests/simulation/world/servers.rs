@@ -5,11 +5,12 @@ use std::{
     sync::Arc,
 };
 
+use mpvpn_masque::request::Rejection;
 use mpvpn_quic::{FlowControlWindows, OwnSockets, ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Registry, Server, ServerConfig, TunnelMode, UserLimits};
 use mpvpn_types::CongestionControl;
 
-use super::{DNS, TOKEN, TOKEN_OF_BOB, TOKEN_THAT_PANICS};
+use super::{DNS, TOKEN, TOKEN_OF_BOB, TOKEN_OF_CAROL, TOKEN_THAT_PANICS};
 
 /// The certificate and key of a server.
 #[derive(Clone)]
@@ -44,12 +45,15 @@ impl Authenticate for Users {
         &self,
         authorization: Option<&str>,
         _: Option<&[u8]>,
-    ) -> Result<AuthenticatedUser, String> {
+    ) -> Result<AuthenticatedUser, Rejection> {
         match authorization {
             Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".into()),
             Some(value) if value == format!("Bearer {TOKEN_OF_BOB}") => Ok("bob".into()),
             Some(value) if value == format!("Bearer {TOKEN_THAT_PANICS}") => panic!("the test wants it"),
-            _ => Err("unknown token".to_owned()),
+            Some(value) if value == format!("Bearer {TOKEN_OF_CAROL}") => {
+                Err(Rejection::new(403, "the access of this user was revoked"))
+            }
+            _ => Err(Rejection::unauthorized("unknown token")),
         }
     }
 
