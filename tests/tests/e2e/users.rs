@@ -140,6 +140,7 @@ fn an_expired_user_is_told_so_over_udp_and_over_tcp_and_a_stranger_is_not() {
         true => Ok(()),
         false => Err(site.server.log()),
     });
+    let token = link.strip_prefix("mpvpn://").and_then(|rest| rest.split('@').next()).expect("a token");
     let reason = "the access of this user ended on 2020-01-31";
     for transport in ["auto", "tcp"] {
         let mut client = site.join_with(Host::Client, &link, &["--transport", transport]);
@@ -147,7 +148,9 @@ fn an_expired_user_is_told_so_over_udp_and_over_tcp_and_a_stranger_is_not() {
         assert!(client.is_running(), "{transport}");
         assert!(client.interrupt().success(), "{transport}");
     }
-    let checked = said(&site.testbed.mpvpn(Host::Client, &["check", &link]));
+    let checked = said(
+        &site.testbed.mpvpn(Host::Client, &["check", "--server", SERVER, "--insecure", "--token", token]),
+    );
     assert!(checked.contains(&format!("because the server refuses this client: {reason}")), "{checked}");
     assert!(checked.contains("next: ask who runs the server"), "{checked}");
     let mut stranger = site.testbed.start_client(&["--token", &format!("mpvpn_{}", "A".repeat(43))]);
