@@ -41,8 +41,8 @@ use super::store::FileStore;
 const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The longest interval of counting what users with quotas have carried; what is left of a quota makes it
-/// shorter ([`UserQuotas::count_limits`]). Longer: `user show` is late. Shorter: wake-ups. As for the quotas of
-/// links.
+/// shorter ([`UserQuotas::count_limits`]). Longer: `user show` is late. Shorter: wake-ups. As for the quotas
+/// of links.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval of writing how much is used. Longer: a crash forgets more. Shorter: wear of flash
 /// memory. As for links.

@@ -52,8 +52,8 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// The HTTP status of the response (RFC 9110 §15.5.2, §15.5.4): 403 for a client that has proved who it is,
-    /// and may learn why it is refused; 401 for all others.
+    /// The HTTP status of the response (RFC 9110 §15.5.2, §15.5.4): 403 for a client that has proved who it
+    /// is, and may learn why it is refused; 401 for all others.
     pub fn status(&self) -> u16 {
         if matches!(self, Self::Missing | Self::Malformed | Self::Unknown | Self::NoCertificate) {
             401

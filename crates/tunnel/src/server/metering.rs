@@ -27,8 +27,8 @@ impl Server {
         self.registry.take_carried()
     }
 
-    /// Whether a user has carried as much as [`Registry::set_count_limits`](crate::Registry::set_count_limits)
-    /// says.
+    /// Whether a user has carried as many bytes as
+    /// [`Registry::set_count_limits`](crate::Registry::set_count_limits) says.
     pub fn take_count_due(&self) -> bool {
         self.registry.take_count_due()
     }

@@ -89,8 +89,8 @@ impl Server {
         }
     }
 
-    /// Whether a request is answered with the site: it is no CONNECT, or its credentials are missing, or those
-    /// of no user and `hide_wrong_credentials` is set.
+    /// Whether a request is answered with the site: it is no CONNECT, or its credentials are missing, or
+    /// those of no user and `hide_wrong_credentials` is set.
     fn is_unauthenticated(&mut self, id: ConnectionHandle, headers: &Headers) -> bool {
         if headers.method() != Some("CONNECT") {
             return true;
