@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::UserLimits;
+use mpvpn_tunnel::{ClientState, UserLimits};
 
 #[test]
 fn a_session_has_no_addresses_before_its_packets_are_filtered() {
@@ -102,7 +102,9 @@ fn a_further_session_of_a_user_waits_until_another_ends() {
         .collect();
     let is_up = |world: &World, client: usize| world.machines[client].assignment.is_some();
     assert!(is_up(&world, clients[0]) && is_up(&world, clients[1]) && !is_up(&world, clients[2]));
-    let reason = world.machines[clients[2]].client.report(world.now).reason;
+    let report = world.machines[clients[2]].client.report(world.now);
+    assert_eq!(report.state, ClientState::Refused, "the server answers");
+    let reason = report.reason;
     assert!(
         reason.contains("503") && reason.contains("alice has as many sessions as max-sessions allows: 2"),
         "{reason}"
