@@ -8,9 +8,10 @@ use std::{
 use mpvpn_api::{ControlRequest, DashboardLink, RequestHandler, untrusted::PlainApi};
 use mpvpn_input::role::Role;
 use mpvpn_status::{
-    FlowList, Link, Status,
+    FlowList, Link, Sections, Status,
     events::SharedEventLog,
     measure::{EchoReport, MeasureState},
+    rates::Rates,
     reload_report::{LockoutPolicy, ReloadReport},
     render, render_flows, render_links,
 };
@@ -27,7 +28,8 @@ pub fn control_api(data: &[u8]) {
         0 => requests(input.0),
         1 => {
             let Ok(status) = serde_json::from_slice::<Status>(input.0) else { return };
-            is_bounded(&render(&status, WIDTH), input.0);
+            let sections = Sections { paths: true, details: true };
+            is_bounded(&render(&status, &Rates::new(1), sections, WIDTH), input.0);
             is_bounded(&render_links(&status.links, WIDTH), input.0);
         }
         _ => {

@@ -267,7 +267,9 @@ impl LinkCheck {
     pub fn judge(mut self, tier: Tier, transport: Transport) -> Self {
         (self.chosen, self.why) = self.choose_transport(tier, transport);
         self.next = match (self.chosen, self.credentials) {
-            (ChosenTransport::Nothing, TokenCheck::Refused) if self.refusal.is_some() => "ask who runs the server",
+            (ChosenTransport::Nothing, TokenCheck::Refused) if self.refusal.is_some() => {
+                "ask who runs the server"
+            }
             (ChosenTransport::Nothing, TokenCheck::Refused) => NEXT_IF_REFUSED,
             (ChosenTransport::Nothing, _) if self.next.is_empty() => NEXT_IF_SILENT,
             (ChosenTransport::Nothing, _) => self.next,
