@@ -276,8 +276,8 @@ impl Shaper {
         self.capacity.estimate.map(|rate| BitRate::from_bytes_per_second(rate as u64))
     }
 
-    /// When packets last waited for the link, so that the capacity was measured; `None` if it is configured or
-    /// unknown.
+    /// When packets last waited for the link, so that the capacity was measured; `None` if it is configured
+    /// or unknown.
     pub fn capacity_measured(&self) -> Option<Instant> {
         self.capacity.measured()
     }
