@@ -38,6 +38,7 @@ impl DatagramFlows for ProxyStreams<'_> {
     type Flow = UdpId;
 
     fn open_flow(&mut self, now: Instant, to: &Authority) -> Option<UdpId> {
+        self.0.on_wanted(now);
         self.0.udp_open(now, to)
     }
 
@@ -52,6 +53,7 @@ impl DatagramFlows for ProxyStreams<'_> {
 
 impl ProxyTunnel for ProxyStreams<'_> {
     fn open(&mut self, to: &Authority) -> Option<RelayId> {
+        self.0.on_wanted(Instant::now());
         self.0.relay_open(to)
     }
 

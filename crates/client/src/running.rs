@@ -178,8 +178,9 @@ impl Running {
 
     /// Resolves the server's name when due, while the server is not reached.
     fn resolve_server_name(&mut self, now: Instant) {
-        let reached = self.data_plane.connections.default_client().reaches_server();
-        if self.server_name.as_mut().is_some_and(|name| name.update(now, reached)) {
+        let client = self.data_plane.connections.default_client();
+        let (reached, restarted_at) = (client.reaches_server(), client.probes_restarted_at());
+        if self.server_name.as_mut().is_some_and(|name| name.update(now, reached, restarted_at)) {
             self.slow.resolve(&self.config.server);
         }
     }

@@ -6,13 +6,14 @@
 
 use std::{net::SocketAddr, time::Instant};
 
+use mpvpn_path::next_probe_at;
 use mpvpn_types::Duration;
 
-/// The delay before the second query; it doubles with each further query up to the maximum. Shorter: load on
-/// name servers. Longer: a server that moved is found later. Chosen.
-const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(2);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// A tunnel that worked for this long resets the delay. Shorter: a flapping tunnel queries often. Chosen.
+/// The shortest pause between queries; it grows with the silence of the server. Shorter: load on name
+/// servers. Longer: a server that moved is found later. Chosen.
+const MIN_QUERY_PAUSE: Duration = Duration::from_secs(2);
+/// A tunnel that worked for this long begins anew with short pauses. Shorter: a flapping tunnel queries
+/// often. Chosen.
 const REACHED_BEFORE_RESET: Duration = Duration::from_secs(30);
 
 /// The state of resolving one name.
@@ -22,34 +23,39 @@ pub(super) struct ServerName {
     addresses: Vec<SocketAddr>,
     /// Whether a query is pending.
     query_pending: bool,
-    /// When to query next if the server is not reached by then.
-    next_query_at: Option<Instant>,
-    retry_delay: Option<Duration>,
+    /// When the last query began or was answered.
+    queried_at: Option<Instant>,
+    /// Since when the server has not been reached, or had a reason to be asked for anew.
+    silent_since: Option<Instant>,
     reached_since: Option<Instant>,
 }
 
 impl ServerName {
-    /// Whether to query now.
-    pub(super) fn update(&mut self, now: Instant, reached: bool) -> bool {
+    /// Whether to query now; `restarted_at` is the last reason to ask anew.
+    pub(super) fn update(&mut self, now: Instant, reached: bool, restarted_at: Instant) -> bool {
         if reached {
             let since = *self.reached_since.get_or_insert(now);
             if now.saturating_duration_since(since) >= REACHED_BEFORE_RESET {
-                (self.retry_delay, self.next_query_at) = (None, None);
+                (self.silent_since, self.queried_at) = (None, None);
             }
             return false;
         }
         self.reached_since = None;
-        if self.query_pending || self.next_query_at.is_some_and(|at| now < at) {
+        self.silent_since = Some(self.silent_since.unwrap_or(now).max(restarted_at));
+        if self.query_pending || self.next_query_at().is_some_and(|at| now < at) {
             return false;
         }
-        let delay = self.retry_delay.map_or(INITIAL_RETRY_DELAY, |delay| (delay * 2).min(MAX_RETRY_DELAY));
-        (self.query_pending, self.retry_delay, self.next_query_at) = (true, Some(delay), Some(now + delay));
+        (self.query_pending, self.queried_at) = (true, Some(now));
         true
+    }
+
+    fn next_query_at(&self) -> Option<Instant> {
+        Some(next_probe_at(self.queried_at?, self.silent_since?, MIN_QUERY_PAUSE, false))
     }
 
     /// When [`Self::update`] must be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.next_query_at.filter(|_| !self.query_pending && self.reached_since.is_none())
+        self.next_query_at().filter(|_| !self.query_pending && self.reached_since.is_none())
     }
 
     /// Handles the result of a query; `None` if it failed. Returns the addresses to use if they have changed,
@@ -61,14 +67,8 @@ impl ServerName {
     ) -> Option<Vec<SocketAddr>> {
         self.query_pending = false;
         // After a slow answer, the next query waits, too.
-        self.next_query_at = self.next_query_at.max(Some(now + INITIAL_RETRY_DELAY));
-        let Some(mut found) = found else {
-            if self.addresses.is_empty() {
-                // Without any address there is nothing else to try, so keep the delay short.
-                (self.retry_delay, self.next_query_at) = (None, Some(now + INITIAL_RETRY_DELAY));
-            }
-            return None;
-        };
+        self.queried_at = Some(now);
+        let mut found = found?;
         let same = found.len() == self.addresses.len() && found.iter().all(|it| self.addresses.contains(it));
         if same {
             return None;
@@ -99,7 +99,7 @@ mod tests {
     ) -> Vec<u64> {
         let ask = |second: &u64| {
             let now = begin + S * *second as u32;
-            let asks = name.update(now, reached);
+            let asks = name.update(now, reached, begin);
             if asks {
                 name.on_resolved(now, Some(addresses(found)));
             }
@@ -111,40 +111,55 @@ mod tests {
     #[test]
     fn the_name_is_asked_for_ever_more_seldom_while_nothing_is_reached() {
         let (mut name, begin) = (ServerName::default(), Instant::now());
-        assert_eq!(query_times(&mut name, begin, 100, false, &["192.0.2.1:443"]), [0, 2, 6, 14, 30, 60, 90]);
+        let times = query_times(&mut name, begin, 100, false, &["192.0.2.1:443"]);
+        assert_eq!(times[..4], [0, 2, 4, 6]);
+        assert!(times.iter().filter(|at| (30..60).contains(*at)).count() <= 11, "{times:?}");
+        assert!(times.iter().filter(|at| **at > 61).count() <= 2, "{times:?}");
         let begin = begin + S * 100;
         assert!(
             query_times(&mut name, begin, 40, true, &["192.0.2.1:443"]).is_empty(),
             "it works: nobody asks"
         );
         // After a working time the first query is immediate again.
-        assert_eq!(query_times(&mut name, begin + S * 40, 10, false, &["192.0.2.1:443"]), [0, 2, 6]);
+        assert_eq!(query_times(&mut name, begin + S * 40, 10, false, &["192.0.2.1:443"]), [0, 2, 4, 6, 8]);
     }
 
     #[test]
     fn a_tunnel_that_works_for_a_moment_earns_no_short_pauses() {
         let (mut name, begin) = (ServerName::default(), Instant::now());
-        assert_eq!(query_times(&mut name, begin, 8, false, &["192.0.2.1:443"]), [0, 2, 6]);
-        assert!(query_times(&mut name, begin + S * 8, 2, true, &[]).is_empty());
-        assert_eq!(query_times(&mut name, begin + S * 10, 30, false, &["192.0.2.1:443"]), [4, 20]);
+        query_times(&mut name, begin, 90, false, &["192.0.2.1:443"]);
+        let asked = |name: &mut ServerName, second| name.update(begin + S * second, false, begin);
+        assert!(!name.update(begin + S * 91, true, begin) && !asked(&mut name, 93));
+        assert!((94..120).any(|second| asked(&mut name, second)));
+    }
+
+    #[test]
+    fn a_change_of_the_network_makes_the_next_query_due_at_once() {
+        let (mut name, begin) = (ServerName::default(), Instant::now());
+        query_times(&mut name, begin, 300, false, &["192.0.2.1:443"]);
+        let now = begin + S * 300;
+        assert!(!name.update(now, false, begin) && name.update(now, false, now));
+        name.on_resolved(now, None);
+        assert!(!name.update(now + S, false, now) && name.update(now + S * 2, false, now));
     }
 
     #[test]
     fn one_question_at_a_time() {
         let (mut name, begin) = (ServerName::default(), Instant::now());
-        assert!(name.update(begin, false) && !name.update(begin + S * 60, false));
+        let update = |name: &mut ServerName, second| name.update(begin + S * second, false, begin);
+        assert!(update(&mut name, 0) && !update(&mut name, 50));
         assert_eq!(name.poll_timeout(), None);
-        assert_eq!(name.on_resolved(begin + S * 60, None), None);
-        assert_eq!(name.poll_timeout(), Some(begin + S * 62));
-        assert!(!name.update(begin + S * 61, false) && name.update(begin + S * 62, false));
+        assert_eq!(name.on_resolved(begin + S * 20, None), None);
+        assert_eq!(name.poll_timeout(), Some(begin + S * 22));
+        assert!(!update(&mut name, 21) && update(&mut name, 22));
     }
 
     #[test]
-    fn a_client_that_knows_no_address_asks_often() {
+    fn a_client_that_knows_no_address_asks_often_at_first() {
         let (mut name, begin) = (ServerName::default(), Instant::now());
         let asked = |second: &u32| {
             let now = begin + S * *second;
-            let asks = name.update(now, false);
+            let asks = name.update(now, false, begin);
             if asks {
                 name.on_resolved(now, None);
             }

@@ -224,12 +224,15 @@ impl LinkTransports {
                 )
             })
             .collect();
+        let restarted_at = connections.default_client().probes_restarted_at();
         for (id, name, up) in uplinks {
             let up = up && policies.tier(&name) != Tier::Never;
             let transport = self.links.entry(id).or_insert_with(|| LinkTransport::new(now, policies, &name));
             transport.judge.set_wanted(now, policies.transport(&name));
             let (udp, tcp) = connections.heard(id);
-            let order = transport.judge.update(now, LinkSigns { carrier: up, udp, tcp });
+            let (metered, restarted_at) = (policies.of(&name).metered, Some(restarted_at));
+            let signs = LinkSigns { carrier: up, udp, tcp, metered, restarted_at };
+            let order = transport.judge.update(now, signs);
             match order.filter(|_| self.tcp_config.is_some()) {
                 Some(TcpAction::Connect) => self.dial(event_loop, now, id, links, policies),
                 Some(TcpAction::Close) => changes.extend(self.close(id, links)),
@@ -289,7 +292,7 @@ impl LinkTransports {
                         (Some(established), false, 0);
                     transport.judge.on_tcp_connected(now);
                 }
-                ConnectionEvent::Failed(error) if is_attempt => {
+                ConnectionEvent::Failed(error, is_answered) if is_attempt => {
                     let reason = error.to_string();
                     if let RequestError::Refused(why) = error {
                         changes.push(TransportChange::Refused(why));
@@ -302,7 +305,7 @@ impl LinkTransports {
                     });
                     transport.attempt = None;
                     transport.failures += 1;
-                    transport.judge.on_tcp_failed(now, reason);
+                    transport.judge.on_tcp_failed(now, reason, is_answered);
                 }
                 ConnectionEvent::Closed(reason) if is_current => {
                     let (link, shard) = (name.into(), self.shard);
@@ -329,8 +332,10 @@ impl LinkTransports {
         let (opened, bind_options) = (links.open_tcp_sockets(id, &event_loop.poller), links.bind_options(id));
         let (sockets, bind_options) = match (opened, bind_options) {
             (Ok(sockets), Some(bind_options)) => (sockets, bind_options),
-            (Err(error), _) => return transport.judge.on_tcp_failed(now, error.to_string()),
-            (_, None) => return transport.judge.on_tcp_failed(now, "there is no such link".to_owned()),
+            (Err(error), _) => return transport.judge.on_tcp_failed(now, error.to_string(), false),
+            (_, None) => {
+                return transport.judge.on_tcp_failed(now, "there is no such link".to_owned(), false);
+            }
         };
         tracing::debug!(link = bind_options.name, shard = self.shard, "trying TCP");
         self.attempts += 1;

@@ -7,6 +7,8 @@
 use mpvpn_types::{Duration, Instant, Transport, target::TRANSPORT};
 use tracing::{debug, trace};
 
+use crate::probe_pause;
+
 /// How long only UDP is tried on a link that has come up (the Connection Attempt Delay of RFC 8305 §5).
 /// Shorter: needless TCP connections; longer: slow start where UDP is blocked.
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -37,11 +39,16 @@ const MAX_TCP_SILENCE_AFTER_OUTAGE: Duration = Duration::from_millis(400);
 const MAX_TCP_SILENCE_AT_FIRST: Duration = Duration::from_secs(4);
 /// A TCP connection that worked for this long resets the pause between attempts. Chosen.
 const MIN_USEFUL_LIFETIME: Duration = Duration::from_secs(10);
-/// The time from the start of a failed attempt to the next one; it doubles up to [`MAX_ATTEMPT_INTERVAL`]. An
-/// attempt that takes longer to fail is followed at once. Shorter: load; longer: the link stays down for
-/// longer. Chosen.
+/// The time from the start of a failed attempt to the next one; it doubles up to [`MAX_ATTEMPT_INTERVAL`],
+/// and grows further with the silence of the link ([`probe_pause`]). An attempt that takes longer to fail is
+/// followed at once. Shorter: load; longer: the link stays down for longer. Chosen.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
-const MAX_ATTEMPT_INTERVAL: Duration = Duration::from_secs(15);
+/// The pause between probes after nearly a minute without an answer.
+const MAX_ATTEMPT_INTERVAL: Duration = Duration::from_millis(3750);
+/// Probes for each attempt that something answers, which takes 5 kB: a server with another certificate as
+/// captive portals have, or a connection that carries no packets. Fewer: such links cost more; more: a link
+/// that works again is used later.
+const PROBES_PER_ANSWERED_ATTEMPT: u32 = 4;
 
 /// The health of one transport of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,6 +73,10 @@ pub struct LinkSigns {
     pub udp: TransportHealth,
     /// The health of TCP.
     pub tcp: TransportHealth,
+    /// Whether each packet costs money.
+    pub metered: bool,
+    /// When the client last had a reason to ask anew for a server that is not heard.
+    pub restarted_at: Option<Instant>,
 }
 
 /// An action on the TCP connection of a link.
@@ -111,6 +122,8 @@ pub struct TransportSelector {
     signs: LinkSigns,
     /// Since when the link has been up in this network.
     up: Option<Instant>,
+    /// When either transport last worked.
+    heard_at: Instant,
     udp: Udp,
     answered: Option<Instant>,
     open: Option<Established>,
@@ -137,6 +150,7 @@ impl TransportSelector {
             wanted,
             signs: LinkSigns::default(),
             up: None,
+            heard_at: now,
             udp: Udp::Silent { since: now, died: false },
             answered: None,
             open: None,
@@ -187,11 +201,12 @@ impl TransportSelector {
         );
     }
 
-    /// The requested TCP connection could not be established, for this reason.
-    pub fn on_tcp_failed(&mut self, now: Instant, reason: String) {
+    /// The requested TCP connection could not be established, for this reason; `is_answered`: something
+    /// answered the attempt.
+    pub fn on_tcp_failed(&mut self, now: Instant, reason: String, is_answered: bool) {
         self.connecting = false;
         if self.open.is_none() {
-            self.delay_next_attempt(self.attempt_started);
+            self.delay_next_attempt(now, self.attempt_started, is_answered);
         }
         debug!(
             target: TRANSPORT, link = self.link, failures = self.failures, reason,
@@ -205,7 +220,7 @@ impl TransportSelector {
         if let Some(open) = self.open.take()
             && open.works.is_none_or(|since| now.saturating_duration_since(since) < MIN_USEFUL_LIFETIME)
         {
-            self.delay_next_attempt(now);
+            self.delay_next_attempt(now, now, true);
         }
         debug!(
             target: TRANSPORT, link = self.link, failures = self.failures, reason,
@@ -214,9 +229,14 @@ impl TransportSelector {
         (self.reason, self.next) = (reason, Some(now));
     }
 
-    fn delay_next_attempt(&mut self, from: Instant) {
-        self.retry =
-            from + ATTEMPT_INTERVAL.saturating_mul(1 << self.failures.min(8)).min(MAX_ATTEMPT_INTERVAL);
+    fn delay_next_attempt(&mut self, now: Instant, from: Instant, is_answered: bool) {
+        let since =
+            self.heard_at.max(self.up_since(now)).max(self.signs.restarted_at.unwrap_or(self.heard_at));
+        let probes = if is_answered { PROBES_PER_ANSWERED_ATTEMPT } else { 1 };
+        let least =
+            (ATTEMPT_INTERVAL.saturating_mul(1 << self.failures.min(8)) / probes).min(MAX_ATTEMPT_INTERVAL);
+        let pause = probe_pause(now.saturating_duration_since(since), least, self.signs.metered);
+        self.retry = from + pause * probes;
         self.failures += 1;
     }
 
@@ -244,6 +264,7 @@ impl TransportSelector {
                 "signs changed"
             );
         }
+        let restarts = signs.restarted_at > self.signs.restarted_at && self.open.is_none();
         (self.signs, self.next) = (signs, None);
         if !signs.carrier {
             self.up = None;
@@ -253,6 +274,11 @@ impl TransportSelector {
             self.up = Some(now);
             self.on_network_changed(now);
             self.next = None;
+        } else if restarts {
+            (self.failures, self.retry) = (0, now);
+        }
+        if signs.udp == TransportHealth::Working || signs.tcp == TransportHealth::Working {
+            self.heard_at = now;
         }
         self.update_udp(now, signs.udp);
         self.update_tcp(now, signs.tcp);
@@ -358,7 +384,7 @@ impl TransportSelector {
             return None;
         }
         if self.open.is_some() {
-            self.delay_next_attempt(now);
+            self.delay_next_attempt(now, now, true);
         }
         (self.connecting, self.attempt_started) = (true, now);
         let reason = match (self.wanted, self.open) {

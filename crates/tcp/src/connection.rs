@@ -50,7 +50,7 @@ use super::{
     pump::{LoopbackSocket, PumpCounters, pump},
 };
 use crate::{
-    dial::{ALPN, DialError, DialOptions, ProxyTarget, dial, first_ready},
+    dial::{ALPN, DialError, DialOptions, DialStep, ProxyTarget, dial, first_ready},
     h2_stream::H2Stream,
 };
 
@@ -168,8 +168,9 @@ pub struct ConnectRequest {
 pub enum ConnectionEvent {
     /// The connection carries packets.
     Established(EstablishedConnection),
-    /// The attempt failed, for this reason.
-    Failed(RequestError),
+    /// The attempt failed, for this reason, and whether something answered it: a captive portal, say, or a
+    /// server that refuses the connection.
+    Failed(RequestError, bool),
     /// The connection has closed, for this reason.
     Closed(String),
 }
@@ -203,7 +204,8 @@ impl TcpConnection {
         let stable = Arc::clone(stable);
         let runtime = stable.runtime.clone();
         let run = async move {
-            match Box::pin(connect(&stable, request)).await {
+            let mut is_answered = true;
+            match Box::pin(connect(&stable, request, &mut is_answered)).await {
                 Ok(connected) => {
                     if let Some(before) = before {
                         before.abort();
@@ -212,7 +214,7 @@ impl TcpConnection {
                     let reason = connected.run().await;
                     tell(ConnectionEvent::Closed(reason));
                 }
-                Err(error) => tell(ConnectionEvent::Failed(error)),
+                Err(error) => tell(ConnectionEvent::Failed(error, is_answered)),
             }
         };
         Self(runtime.spawn(run).abort_handle())
@@ -308,6 +310,7 @@ impl TcpTransportConfig {
 async fn connect(
     stable: &TcpTransportConfig,
     request: ConnectRequest,
+    is_answered: &mut bool,
 ) -> Result<EstablishedStreams, RequestError> {
     let limit = INITIAL_STEP_TIMEOUT.saturating_mul(1 << request.failures.min(4)).min(MAX_STEP_TIMEOUT);
     // After a failure plain TCP, because some networks drop unknown TCP options, and because its
@@ -317,7 +320,11 @@ async fn connect(
     if (1..=LAST_PARALLEL_ATTEMPT).contains(&request.failures) {
         what.sockets = PARALLEL_CONNECTS;
     }
-    let dialled = dial(&what).await.map_err(|error: DialError| error.to_string())?;
+    let dialled = dial(&what).await.map_err(|error: DialError| {
+        *is_answered =
+            !matches!(error, DialError::Connect { .. } | DialError::TimedOut { step: DialStep::Connect, .. });
+        error.to_string()
+    })?;
     let (local, remote) = (dialled.local, dialled.peer);
     let multipath = dialled.multipath == MptcpState::Active;
     let tcp_socket = dialled.stream.get_ref().0.as_fd().try_clone_to_owned();

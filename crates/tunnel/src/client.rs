@@ -38,7 +38,7 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 use crate::{
     EchoWatch, RelayId, SecretSharing,
     events::{ClassChange, ClientChange},
-    handshake::{MAX_REFUSED_BACKOFF, answers_probe},
+    handshake::answers_probe,
     http::Http,
     multipath::{MultipathConnection, Role},
     udp::PayloadInbox,
@@ -317,7 +317,7 @@ impl Client {
         if self.connector.handshakes.is_empty() {
             match reason {
                 LostReason::Reset | LostReason::TimedOut if was_up => self.connector.backoff.reset(now),
-                _ => self.connector.backoff.failed(now),
+                _ => self.connector.backoff.failed(now, self.silence.since()),
             }
         }
     }
@@ -327,7 +327,7 @@ impl Client {
     fn refused(&mut self, now: Instant, reason: String) {
         self.close_all(now, "refused");
         self.reports.refused(now, reason);
-        self.connector.backoff.pause(now, MAX_REFUSED_BACKOFF);
+        self.connector.backoff.refused(now);
     }
 
     /// The server has refused a TCP connection of this client, which it knows, for this reason.
@@ -377,6 +377,12 @@ impl Client {
     /// Whether the server is reached: the tunnel is up, and a path works.
     pub fn reaches_server(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.up && session.multipath.paths.any_works())
+    }
+
+    /// When the network, the configuration or the wishes of the user last gave a reason to ask anew for a
+    /// server that is not heard.
+    pub fn probes_restarted_at(&self) -> Instant {
+        self.silence.restarted_at
     }
 
     /// The time since which nothing of the server arrives, while it is not reached.
@@ -494,7 +500,8 @@ impl Client {
         {
             at_most(connection.poll_timeout());
             at_most(session.multipath.poll_timeout(now, connection));
-            at_most(unusable);
+            // Links that are asked ever less often are looked at with each probe.
+            at_most(unusable.filter(|_| !self.silence.is_probing));
             if !session.accepted {
                 at_most(Some(session.since + RESPONSE_TIMEOUT));
             }

@@ -1,10 +1,10 @@
 //! QUIC handshakes of a client, the back-off between them, and probes of links that have no connection.
 //!
 //! In: the time, and packets that may answer a probe. Out: probes to send, and when to try again. Always
-//! holds: the back-off never exceeds [`MAX_BACKOFF`]; a probe is sent at most every 250 ms, and ever less
-//! often ([`pause_after`]).
+//! holds: a probe is sent at most every 250 ms; handshakes and probes become ever less frequent while nothing
+//! is heard ([`probe_pause`]).
 
-use mpvpn_path::pause_after;
+use mpvpn_path::probe_pause;
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{Duration, Instant, LinkId};
 
@@ -15,11 +15,12 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(8);
 /// with their connection. Chosen. Larger: streams over a dead connection hang for longer; smaller: a short
 /// outage breaks them.
 pub(crate) const REPLACEMENT_DELAY: Duration = Duration::from_secs(1);
-/// Pause after the first failure; doubles with each failure up to [`MAX_BACKOFF`]. Chosen. Larger: a client
-/// is back later; smaller: more handshakes at a server that refuses them.
+/// Pause after the first failure; doubles with each failure up to [`MAX_BACKOFF`], and grows further with the
+/// silence of the server. Chosen. Larger: a client is back later; smaller: more handshakes at a server that
+/// refuses them.
 const MIN_BACKOFF: Duration = Duration::from_millis(250);
-/// The longest pause. Chosen. Larger: a client is back later after an outage; smaller: more load at a server
-/// that is full.
+/// The longest pause at a server that is heard. Chosen. Larger: a client is back later after an outage;
+/// smaller: more load at a server that is full.
 const MAX_BACKOFF: Duration = Duration::from_secs(4);
 /// The longest pause after the server has refused this client. Larger: a client whose user has access again
 /// is back later; smaller: more load by clients that are refused for days. Chosen.
@@ -50,16 +51,22 @@ impl Backoff {
         Self { failures: 0, next_try: Some(now) }
     }
 
-    /// All handshakes have failed: doubles the pause.
-    pub(crate) fn failed(&mut self, now: Instant) {
-        self.pause(now, MAX_BACKOFF);
+    /// All handshakes have failed, and nothing was heard since `since`.
+    pub(crate) fn failed(&mut self, now: Instant, since: Instant) {
+        let least = self.doubled(MAX_BACKOFF);
+        self.next_try = Some(now + probe_pause(now.saturating_duration_since(since), least, false));
     }
 
-    /// Doubles the pause up to the longest one.
-    pub(crate) fn pause(&mut self, now: Instant, longest: Duration) {
+    /// The server refuses this client.
+    pub(crate) fn refused(&mut self, now: Instant) {
+        self.next_try = Some(now + self.doubled(MAX_REFUSED_BACKOFF));
+    }
+
+    /// The pause after one more failure: twice the one before, up to the longest one.
+    fn doubled(&mut self, longest: Duration) -> Duration {
         let pause = MIN_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(longest);
         self.failures += 1;
-        self.next_try = Some(now + pause);
+        pause
     }
 
     /// Tries at once, and forgets earlier failures: a link, the server's address or the configuration has
@@ -92,22 +99,7 @@ pub(crate) struct VersionProbe {
 
 /// The shortest pause between probes of a link. Longer: a path is opened later; shorter: more packets into
 /// links that lead nowhere. Chosen.
-const MIN_PROBE_PAUSE: Duration = Duration::from_millis(250);
-/// The longest one: 0.4 kbit/s. Longer: a link that works again is used later; shorter: a link that leads
-/// nowhere costs more. Chosen.
-const MAX_PROBE_PAUSE: Duration = Duration::from_secs(25);
-/// The same on a metered link: 0.08 kbit/s.
-const MAX_METERED_PROBE_PAUSE: Duration = Duration::from_secs(120);
-/// The silence from which on pauses are the longest. Longer: a link that leads nowhere costs more; shorter: a
-/// server that is back within a minute is found late. Chosen.
-const LONG_SILENCE: Duration = Duration::from_secs(60);
-
-/// The pause between probes of a link on which nothing was heard for this time.
-pub(crate) fn probe_pause(silence: Duration, metered: bool) -> Duration {
-    let most = if metered { MAX_METERED_PROBE_PAUSE } else { MAX_PROBE_PAUSE };
-    if silence >= LONG_SILENCE { most } else { pause_after(silence, MIN_PROBE_PAUSE, most) }
-}
-
+pub(crate) const MIN_PROBE_PAUSE: Duration = Duration::from_millis(250);
 /// Bytes of a probe: a server need not answer less than 1200 (RFC 9000 §14.1).
 const PROBE_LEN: usize = 1200;
 /// Destination connection ID of probes; its value has no meaning.
@@ -148,7 +140,7 @@ impl VersionProbe {
         if self.answered || now < self.next {
             return false;
         }
-        self.next = now + probe_pause(self.age(now), metered);
+        self.next = now + probe_pause(self.age(now), MIN_PROBE_PAUSE, metered);
         buf.push(0xc0);
         buf.extend_from_slice(&PROBE_VERSION);
         buf.push(8);
@@ -216,11 +208,15 @@ mod tests {
         let mut backoff = Backoff::new(now);
         let mut last = Duration::ZERO;
         for _ in 0..20 {
-            backoff.failed(now);
+            backoff.failed(now, now);
             let pause = backoff.next_try.unwrap() - now;
             assert!(pause >= last && pause <= MAX_BACKOFF);
             last = pause;
         }
         assert_eq!(last, MAX_BACKOFF);
+        let later = now + Duration::from_secs(180);
+        backoff.reset(later);
+        backoff.failed(later, now);
+        assert_eq!(backoff.next_try, Some(later + Duration::from_secs(25)), "nothing was heard for long");
     }
 }

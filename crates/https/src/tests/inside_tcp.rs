@@ -126,7 +126,7 @@ async fn what_went_wrong_is_told_in_words() {
     let server = TestServer::start(|_| {});
     let stage = Stage::new(&server, "mpvpn_wrong", 1).await;
     let _carriage = stage.start(0, None);
-    let ConnectionEvent::Failed(reason) = stage.next().await else { panic!("it failed") };
+    let ConnectionEvent::Failed(reason, _) = stage.next().await else { panic!("it failed") };
     let reason = reason.to_string();
     assert!(reason.contains("401") || reason.contains("404"), "{reason}");
     let file = server._state_dir.path().join("users.toml");
@@ -135,14 +135,14 @@ async fn what_went_wrong_is_told_in_words() {
     server.credentials.authenticator.users().unwrap().replace(Users::load(&file).unwrap());
     let stage = Stage::new(&server, alice.reveal(), 1).await;
     let _carriage = stage.start(0, None);
-    let ConnectionEvent::Failed(RequestError::Refused(reason)) = stage.next().await else {
+    let ConnectionEvent::Failed(RequestError::Refused(reason), _) = stage.next().await else {
         panic!("it is refused")
     };
     assert_eq!(reason, "the access of this user was revoked");
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let stage = Stage { to: nobody, ..stage };
     let _carriage = stage.start(0, None);
-    let ConnectionEvent::Failed(reason) = stage.next().await else { panic!("it failed") };
+    let ConnectionEvent::Failed(reason, _) = stage.next().await else { panic!("it failed") };
     let reason = reason.to_string();
     assert!(reason.contains("refused"), "{reason}");
 }

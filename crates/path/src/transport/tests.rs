@@ -96,7 +96,7 @@ impl World {
                     self.judge.on_tcp_connected(now);
                     self.tcp = Some(Connection { since: self.at, works: true });
                 } else {
-                    self.judge.on_tcp_failed(now, "no answer".to_owned());
+                    self.judge.on_tcp_failed(now, "no answer".to_owned(), false);
                 }
             }
             if self.at.is_multiple_of(20) || self.judge.poll_timeout().is_some_and(|at| at <= now) {
@@ -107,7 +107,7 @@ impl World {
 
     fn look(&mut self) {
         let now = self.now();
-        let signs = LinkSigns { carrier: self.up, udp: self.udp(), tcp: self.tcp() };
+        let signs = LinkSigns { carrier: self.up, udp: self.udp(), tcp: self.tcp(), ..LinkSigns::default() };
         match self.judge.update(now, signs) {
             Some(TcpAction::Connect) => {
                 self.dials.push(self.at);
@@ -243,10 +243,10 @@ fn an_attempt_that_takes_long_to_fail_is_followed_at_once() {
     let signs = LinkSigns { carrier: true, ..LinkSigns::default() };
     assert_eq!(judge.update(start, signs), Some(TcpAction::Connect));
     let late = start + Duration::from_secs(2);
-    judge.on_tcp_failed(late, "no answer".to_owned());
+    judge.on_tcp_failed(late, "no answer".to_owned(), false);
     assert_eq!(judge.update(late, signs), Some(TcpAction::Connect));
     let soon = late + Duration::from_millis(1);
-    judge.on_tcp_failed(soon, "refused".to_owned());
+    judge.on_tcp_failed(soon, "refused".to_owned(), false);
     assert_eq!((judge.update(soon, signs), judge.poll_timeout()), (None, Some(late + ATTEMPT_INTERVAL * 2)));
 }
 

@@ -123,10 +123,11 @@ impl Connector {
         connected.is_ok()
     }
 
-    /// Schedules the next try if no handshake is left and no connection is `in_use`.
-    pub(super) fn back_off_if_all_failed(&mut self, now: Instant, in_use: bool) {
+    /// Schedules the next try if no handshake is left and no connection is `in_use`; nothing was heard since
+    /// `since`.
+    pub(super) fn back_off_if_all_failed(&mut self, now: Instant, in_use: bool, since: Instant) {
         if self.handshakes.is_empty() && !in_use && self.backoff.next_try.is_none() {
-            self.backoff.failed(now);
+            self.backoff.failed(now, since);
         }
     }
 
@@ -324,12 +325,12 @@ mod tests {
         let Stage { now, endpoint, connector, .. } = &mut stage;
         connector.abandon(*now, endpoint, |link| link == LINK, "the link is down");
         assert_eq!((connector.handshakes.len(), connector.closing.len()), (1, 1));
-        connector.back_off_if_all_failed(*now, false);
+        connector.back_off_if_all_failed(*now, false, *now);
         assert_eq!(connector.backoff.next_try, None, "one is left");
         connector.abandon(*now, endpoint, |_| true, "none is wanted");
-        connector.back_off_if_all_failed(*now, true);
+        connector.back_off_if_all_failed(*now, true, *now);
         assert_eq!(connector.backoff.next_try, None, "a connection is in use");
-        connector.back_off_if_all_failed(*now, false);
+        connector.back_off_if_all_failed(*now, false, *now);
         assert!(connector.backoff.next_try.is_some_and(|at| at > *now));
     }
 

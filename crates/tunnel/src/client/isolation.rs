@@ -41,6 +41,6 @@ impl Client {
             self.endpoint.process_endpoint_events(id);
         }
         self.reports.down(format!("a panic while the server was handled: {reason}"));
-        self.connector.backoff.failed(now);
+        self.connector.backoff.failed(now, self.silence.since());
     }
 }

@@ -134,13 +134,18 @@ impl Client {
         self.take_tun(now, hdr, packet, true);
     }
 
-    fn take_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8], urgent: bool) {
+    /// An app sends or connects. After a pause, a server that is not heard is asked for at once.
+    pub fn on_wanted(&mut self, now: Instant) {
         if self.silence.on_wanted(now) && self.silence.is_probing {
             self.probe_anew(now);
             if self.session.is_none() {
                 self.connector.backoff.reset(now);
             }
         }
+    }
+
+    fn take_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8], urgent: bool) {
+        self.on_wanted(now);
         let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
         let Ok(view) = ip::parse(packet) else { return };
         let gateway = session.gateway();

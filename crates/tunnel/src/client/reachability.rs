@@ -193,7 +193,8 @@ impl Client {
     }
 
     pub(super) fn back_off_if_all_failed(&mut self, now: Instant) {
-        self.connector.back_off_if_all_failed(now, self.session.is_some());
+        let (in_use, since) = (self.session.is_some(), self.silence.since());
+        self.connector.back_off_if_all_failed(now, in_use, since);
     }
 
     pub(super) fn expire_handshakes(&mut self, now: Instant) {

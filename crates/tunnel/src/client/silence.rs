@@ -4,10 +4,10 @@
 //! packets, and whether a handshake may begin. Always holds: the longer nothing arrives or changes, the
 //! longer are the pauses between packets ([`pause_after`](mpvpn_path::pause_after)).
 
-use mpvpn_path::LivenessConfig;
+use mpvpn_path::{LivenessConfig, probe_pause};
 use mpvpn_types::{Duration, Instant};
 
-use crate::handshake::probe_pause;
+use crate::handshake::MIN_PROBE_PAUSE;
 
 /// Handshakes begin as often as a quick answer asks for, for this long after something was heard or has
 /// changed. Longer: an outage costs more (a handshake without an answer repeats its packets, 13 kB in all);
@@ -23,7 +23,7 @@ pub(super) struct Silence {
     /// When something of the server last arrived; if nothing has, when the client was made.
     pub(super) heard: Instant,
     /// The last reason to ask anew.
-    restarted_at: Instant,
+    pub(super) restarted_at: Instant,
     wanted: Option<Instant>,
     /// Whether links are asked with single packets.
     pub(super) is_probing: bool,
@@ -69,7 +69,7 @@ impl Silence {
     /// When a handshake may begin over a link that has not answered, after one that began at `last`.
     pub(super) fn next_handshake(&self, now: Instant, last: Option<Instant>, metered: bool) -> Instant {
         let silence = now.saturating_duration_since(self.since());
-        let pause = probe_pause(silence, metered).saturating_mul(PROBES_PER_HANDSHAKE);
+        let pause = probe_pause(silence, MIN_PROBE_PAUSE, metered).saturating_mul(PROBES_PER_HANDSHAKE);
         last.map_or(now, |last| last + if self.is_long(now) { pause } else { Duration::ZERO })
     }
 }

@@ -199,6 +199,26 @@ fn a_client_whose_server_does_not_answer_sends_ever_less() {
 }
 
 #[test]
+fn a_client_without_a_session_whose_server_does_not_answer_seldom_wakes() {
+    for was_there in [true, false] {
+        let (mut world, client) = without_server(was_there);
+        // Until the session of a client that had one has ended.
+        world.run(240 * SECOND);
+        let mut wakes = 0;
+        let end = world.now + 600 * SECOND;
+        while let Some(next) = world.machines[client].client.0.poll_timeout(world.now).filter(|at| *at < end)
+        {
+            let pause = next.saturating_duration_since(world.now).max(MS);
+            world.run(pause);
+            wakes += 1;
+        }
+        println!("was there: {was_there}: {wakes} wakes in ten minutes");
+        // A probe in 25 s, one in 120 s on the metered link, and the packets of a few handshakes.
+        assert!(wakes <= 100, "there before: {was_there}: {wakes} wakes in ten minutes");
+    }
+}
+
+#[test]
 fn a_server_that_is_back_is_found_soon_and_at_once_where_something_is_wanted() {
     for was_there in [true, false] {
         for (away, limit) in [(5, 2), (30, 5), (55, 5), (300, 30), (3000, 30)] {
