@@ -96,7 +96,10 @@ function pathFailure(link: string, event: DaemonEvent): string {
   }
 }
 
-/** Events with a further one. A repetition, which the daemon merges with the event before, replaces that one. */
+/**
+ * Events with a further one, unless it is a detail. A repetition, which the daemon merges with the event before, replaces that
+ * one.
+ */
 export function withEvent(events: readonly DaemonEvent[], event: DaemonEvent, max: number): DaemonEvent[] {
   const isSame = (known: DaemonEvent) =>
     known.first !== undefined &&
@@ -105,6 +108,7 @@ export function withEvent(events: readonly DaemonEvent[], event: DaemonEvent, ma
     known.link === event.link &&
     known.path === event.path &&
     known.user === event.user;
+  if (event.detail) return [...events];
   return [...events.filter((known) => !isSame(known)), event].slice(-max);
 }
 

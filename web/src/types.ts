@@ -147,6 +147,7 @@ export interface DaemonEvent {
   last?: string;
   time_ms?: number;
   count?: number;
+  detail?: boolean;
   text: string;
   link?: string;
   path?: string;

@@ -8,6 +8,7 @@
 
 mod channel;
 mod log;
+mod outages;
 mod text;
 
 use std::net::{IpAddr, SocketAddr};

@@ -25,8 +25,10 @@ Examples:
       the events of the minute 14:02
   mpvpn events --kind path,transport --since 10m --follow
       events of paths and transport since ten minutes ago, and new ones until Ctrl-C
+  mpvpn events --verbose
+      also the details of each event: paths, TCP connections, classes, capacities
   mpvpn events --json
-      one JSON object a line, with times in UTC
+      all of them, one JSON object a line, with times in UTC
   curl -N --unix-socket /run/mpvpn/client-mpvpn0.sock 'http://localhost/v1/events?follow'
 
 An event that repeats another one within a minute is merged with it: `(5 times since 14:02:03.120)`.
@@ -43,6 +45,10 @@ pub(crate) struct Events {
     /// Print new events as they happen, until Ctrl-C or the end of the process
     #[arg(long)]
     follow: bool,
+    /// Print details, too: events that follow from others, and those of paths, TCP connections, classes and
+    /// capacities; they are also printed with --kind and in JSON
+    #[arg(long)]
+    verbose: bool,
     /// Only events at this time or later
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<OffsetDateTime>,
@@ -96,6 +102,10 @@ impl Events {
         }
         if self.json {
             return Some(format!("{line}\n"));
+        }
+        // Where kinds are asked for, nothing else tells of them.
+        if event.detail && !self.verbose && self.kind.is_empty() {
+            return None;
         }
         let LoggedEvent { kind, count, text, .. } = event;
         let repeated = match first {

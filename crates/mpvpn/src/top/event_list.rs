@@ -1,7 +1,7 @@
 //! The events of `mpvpn top`.
 //!
-//! In: lines of the event log. Out: the latest events, in the order of their times. Always holds: at most
-//! [`MAX_EVENTS`].
+//! In: lines of the event log. Out: the latest events but for details, in the order of their times. Always
+//! holds: at most [`MAX_EVENTS`].
 
 use std::collections::VecDeque;
 
@@ -19,6 +19,9 @@ impl EventList {
     /// log is read again, replaces it.
     pub(super) fn take(&mut self, line: &str) {
         let Some(event) = LoggedEvent::parse(line) else { return };
+        if event.detail {
+            return;
+        }
         self.0.retain(|known| (known.number, &known.first) != (event.number, &event.first));
         let at = self.0.partition_point(|known| known.last <= event.last);
         self.0.insert(at, event);

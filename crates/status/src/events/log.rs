@@ -13,7 +13,10 @@ use std::{
 use serde::{Deserialize, Serialize, Serializer};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-use super::{Event, EventKind};
+use super::{
+    Event, EventKind,
+    outages::{Outages, Verdict},
+};
 
 /// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at most.
 pub const MAX_ENTRIES_PER_KIND: usize = 1000;
@@ -44,6 +47,9 @@ pub struct Entry {
     pub last: SystemTime,
     /// How often it happened.
     pub count: u64,
+    /// Whether it follows from an event that is listed: people see it only if they ask for details.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub detail: bool,
     /// The event, with the figures of the last time.
     #[serde(flatten)]
     pub event: Event,
@@ -68,6 +74,9 @@ pub struct LoggedEvent {
     /// How often it happened.
     #[serde(default = "once")]
     pub count: u64,
+    /// Whether it follows from an event that is listed.
+    #[serde(default)]
+    pub detail: bool,
     /// The event as a sentence.
     pub text: String,
 }
@@ -92,14 +101,20 @@ pub struct EventLog {
     last: u64,
     /// The highest number of an evicted entry.
     evicted: u64,
+    outages: Outages,
 }
 
 impl EventLog {
     /// Adds an event that happened at `at`.
     pub fn record(&mut self, at: SystemTime, event: Event) {
+        let Verdict { is_detail, demoted, suffix } = self.outages.judge(at, &event);
+        for event in demoted {
+            let mut known = self.rings[event.kind() as usize].iter_mut().rev();
+            known.find(|entry| entry.event == event).into_iter().for_each(|entry| entry.detail = true);
+        }
         self.last += 1;
         let ring = &mut self.rings[event.kind() as usize];
-        let text = event.to_string();
+        let text = format!("{event}{suffix}");
         let earlier = ring.len().saturating_sub(MERGE_CANDIDATES)..ring.len();
         let is_soon = |entry: &Entry| at.duration_since(entry.last).unwrap_or_default() <= MERGE_WINDOW;
         let same =
@@ -116,6 +131,7 @@ impl EventLog {
             first: before.as_ref().map_or(at, |before| before.first),
             last: at,
             count: before.map_or(1, |before| before.count + 1),
+            detail: is_detail,
             event,
             text,
         });
@@ -136,10 +152,10 @@ impl EventLog {
         found
     }
 
-    /// The latest entries that happened last at `since` or later, at most `max_entries`, in order; those of
-    /// level DEBUG are left out.
+    /// The latest entries that happened last at `since` or later, at most `max_entries`, in order; details
+    /// are left out.
     pub fn latest(&self, since: SystemTime, max_entries: usize) -> Vec<Entry> {
-        let is_wanted = |entry: &&Entry| entry.last >= since && entry.event.level() != tracing::Level::DEBUG;
+        let is_wanted = |entry: &&Entry| entry.last >= since && !entry.detail;
         let mut found: Vec<&Entry> = self
             .rings
             .iter()

@@ -143,10 +143,10 @@ fn events_of_a_server_name_the_client() {
 fn the_latest_events_of_all_kinds_are_found_in_order() {
     let mut log = EventLog::default();
     for second in 0..10 {
-        log.record(at(100 * second), down(&format!("eth{second}")));
+        log.record(at(100 * second), down(&format!("wwan{second}")));
         log.record(at(100 * second + 1), failed(60, second));
     }
-    log.record(at(950), Event::LinkUnusable { link: "wwan0".into(), reason: "no address".into() });
+    log.record(at(950), Event::LinkUnusable { link: "wwan99".into(), reason: "no address".into() });
     let latest = |since, max_entries| log.latest(at(since), max_entries);
     let all = latest(0, 1000);
     assert!(all.is_sorted_by_key(|entry| entry.number) && all.len() >= 20, "{all:?}");
