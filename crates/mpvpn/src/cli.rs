@@ -152,7 +152,12 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
             };
             let next = match most_similar(&word, &proposed) {
                 Some(similar) => format!("did you mean `{similar}`?"),
-                None => format!("available are: {}; {HELP}", shown_commands()),
+                None => {
+                    let root = define();
+                    let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
+                    let names: Vec<_> = shown.map(clap::Command::get_name).collect();
+                    format!("available are: {}; {HELP}", names.join(", "))
+                }
             };
             Failure::usage(format!("`{word}` is not a command"), next)
         }
@@ -167,12 +172,6 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         _ => Failure::usage(first_line(error), HELP),
     }
-}
-
-fn shown_commands() -> String {
-    let root = define();
-    let shown = root.get_subcommands().filter(|command| !command.is_hide_set());
-    shown.map(clap::Command::get_name).collect::<Vec<_>>().join(", ")
 }
 
 /// The first sentence of clap's message, without `error:` and hints.

@@ -92,7 +92,7 @@ pub enum OsError {
     },
     /// Another process of the same name runs in this network namespace.
     #[error(
-        "`{name}` already runs in this network namespace as process {pid}: stop it, or choose another name"
+        "`{name}` already runs in this network namespace as process {pid}: stop it, or choose another name with --tun-name"
     )]
     AlreadyRunning {
         /// The name of the journal.

@@ -15,11 +15,6 @@ use serde::Serialize;
 
 use crate::{Table, fit, section};
 
-/// The user's next steps where the server refuses the token, and where it does not answer.
-const NEXT_IF_REFUSED: &str = "give the token of a user of that server with --token-file";
-const NEXT_IF_SILENT: &str = "check that the server runs (`mpvpn status` there) and that no firewall blocks its port; where only a \
-    proxy leads out, give it with --via";
-
 /// The result of `mpvpn check --json`.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct CheckReport {
@@ -270,8 +265,13 @@ impl LinkCheck {
             (ChosenTransport::Nothing, TokenCheck::Refused) if self.refusal.is_some() => {
                 "ask who runs the server"
             }
-            (ChosenTransport::Nothing, TokenCheck::Refused) => NEXT_IF_REFUSED,
-            (ChosenTransport::Nothing, _) if self.next.is_empty() => NEXT_IF_SILENT,
+            (ChosenTransport::Nothing, TokenCheck::Refused) => {
+                "give the token of a user of that server with --token-file"
+            }
+            (ChosenTransport::Nothing, _) if self.next.is_empty() => {
+                "check that the server runs (`mpvpn status` there) and that no firewall blocks its port; where only a proxy \
+                 leads out, give it with --via"
+            }
             (ChosenTransport::Nothing, _) => self.next,
             _ => "",
         };

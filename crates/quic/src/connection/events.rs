@@ -74,7 +74,17 @@ impl From<ConnectionError> for LostReason {
                 code: close.error_code.into(),
                 reason: String::from_utf8_lossy(&close.reason).into_owned(),
             },
-            ConnectionError::TransportError(error) if is_tls(error.code) => Self::Tls(tls_reason(error)),
+            ConnectionError::TransportError(error) if is_tls(error.code) => {
+                let cause = error.crypto.as_deref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+                Self::Tls(match cause {
+                    // A verifier's own words.
+                    Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(why))) => {
+                        why.to_string()
+                    }
+                    _ if error.reason.is_empty() => error.to_string(),
+                    _ => error.reason,
+                })
+            }
             ConnectionError::ConnectionClosed(close) if is_tls(close.error_code) => {
                 refusal_of_certificate(close.error_code.into()).map_or_else(
                     || Self::Tls(format!("the peer refused it: {}", close.error_code)),
@@ -83,18 +93,6 @@ impl From<ConnectionError> for LostReason {
             }
             other => Self::Transport(other.to_string()),
         }
-    }
-}
-
-/// Why the TLS handshake failed at this end: in the words of the verifier where it refused the certificate.
-fn tls_reason(error: noq_proto::TransportError) -> String {
-    let cause = error.crypto.as_deref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
-    match cause {
-        Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(refusal))) => {
-            refusal.to_string()
-        }
-        _ if error.reason.is_empty() => error.to_string(),
-        _ => error.reason,
     }
 }
 
