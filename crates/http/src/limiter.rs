@@ -7,7 +7,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     hash::Hash,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, PoisonError},
@@ -68,16 +68,15 @@ pub struct Limiter<K> {
 struct LimiterState<K> {
     next: u64,
     in_use: usize,
-    /// The slots of each key that has any, the oldest first; each is notified when it is given away.
-    slots: HashMap<K, VecDeque<(u64, Arc<Notify>)>>,
+    /// The slots of each key that has any, by number: the oldest first; each is notified when it is given
+    /// away.
+    slots: HashMap<K, BTreeMap<u64, Arc<Notify>>>,
 }
 
 impl<K: Clone + Eq + Hash> LimiterState<K> {
     fn release(&mut self, key: &K, number: u64) {
         let Some(slots) = self.slots.get_mut(key) else { return };
-        let before = slots.len();
-        slots.retain(|(other, _)| *other != number);
-        self.in_use -= before - slots.len();
+        self.in_use -= usize::from(slots.remove(&number).is_some());
         if slots.is_empty() {
             self.slots.remove(key);
         }
@@ -86,11 +85,12 @@ impl<K: Clone + Eq + Hash> LimiterState<K> {
     /// Releases the oldest slot of the key with the most slots, if it has more than `key`; of several such
     /// keys, of that with the oldest slot. Returns whether there was one.
     fn evict_for(&mut self, key: &K) -> bool {
-        let own = self.slots.get(key).map_or(0, VecDeque::len);
-        let age = |slots: &VecDeque<(u64, Arc<Notify>)>| Reverse(slots.front().map(|(number, _)| *number));
+        let own = self.slots.get(key).map_or(0, BTreeMap::len);
+        let age =
+            |slots: &BTreeMap<u64, Arc<Notify>>| Reverse(slots.first_key_value().map(|(number, _)| *number));
         let largest = self.slots.iter().max_by_key(|(_, slots)| (slots.len(), age(slots)));
         let Some((largest, slots)) = largest.filter(|(_, slots)| slots.len() > own) else { return false };
-        let Some((number, evicted)) = slots.front() else { return false };
+        let Some((number, evicted)) = slots.first_key_value() else { return false };
         evicted.notify_one();
         let (largest, number) = (largest.clone(), *number);
         self.release(&largest, number);
@@ -118,7 +118,7 @@ impl<K: Clone + Eq + Hash> Limiter<K> {
 
     fn acquire(self: &Arc<Self>, key: K, evicts: bool) -> Result<Slot<K>, LimitReached> {
         let mut state = self.state();
-        if state.slots.get(&key).map_or(0, VecDeque::len) >= self.max_per_key {
+        if state.slots.get(&key).map_or(0, BTreeMap::len) >= self.max_per_key {
             return Err(LimitReached::PerKey(self.max_per_key));
         }
         if state.in_use >= self.max_total && !(evicts && state.evict_for(&key)) {
@@ -128,7 +128,7 @@ impl<K: Clone + Eq + Hash> Limiter<K> {
         state.next += 1;
         state.in_use += 1;
         let evicted = Arc::new(Notify::new());
-        state.slots.entry(key.clone()).or_default().push_back((number, Arc::clone(&evicted)));
+        state.slots.entry(key.clone()).or_default().insert(number, Arc::clone(&evicted));
         Ok(Slot { limiter: Arc::clone(self), number, key, evicted })
     }
 
@@ -273,7 +273,7 @@ mod tests {
         let limiter = Limiter::new(8, 8);
         assert!((0..8).all(|_| limiter.spawn(1, pending())));
         assert!(!limiter.spawn(1, pending()), "it would lose one of its own");
-        let held = || [1, 2, 3].map(|key| limiter.state().slots.get(&key).map_or(0, VecDeque::len));
+        let held = || [1, 2, 3].map(|key| limiter.state().slots.get(&key).map_or(0, BTreeMap::len));
         assert!((0..4).all(|_| limiter.spawn(2, pending())), "as many as the other one");
         assert!(!limiter.spawn(2, pending()));
         assert_eq!(held(), [4, 4, 0]);
