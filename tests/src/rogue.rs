@@ -2,7 +2,7 @@
 //! time: thousands of connections and tunnels, downloads that are never read, streams that are opened and
 //! reset, names in zones that are dead, and capsules that never end.
 //!
-//! In: the server, the credentials, where to download from. Out: on stdout, each second, a line with the
+//! In: the server, the credentials, where to download from, the parts of the attack. Out: on stdout, each second, a line with the
 //! [`Counts`] as JSON. Runs as a process of its own until it is killed.
 
 use std::{
@@ -42,8 +42,9 @@ use crate::{
 
 type Result<T> = std::result::Result<T, String>;
 
-/// Connections that it tries to have.
+/// Connections that it tries to have, and without the part `connections`: five of each session, one an attack.
 const CONNECTIONS: u64 = 10_000;
+const FEW_CONNECTIONS: u64 = SESSIONS * ATTACKS.len() as u64;
 /// Sessions, and connections with a tunnel in each.
 const SESSIONS: u64 = 64;
 const TUNNELS_OF_SESSION: u64 = 128;
@@ -108,13 +109,18 @@ enum Attack {
     Capsules,
 }
 
-const ATTACKS: [Attack; 5] =
-    [Attack::Unread, Attack::Unconfirmed, Attack::Reset, Attack::Names, Attack::Capsules];
+const ATTACKS: [(&str, Attack); 5] = [
+    ("unread", Attack::Unread),
+    ("unconfirmed", Attack::Unconfirmed),
+    ("reset", Attack::Reset),
+    ("names", Attack::Names),
+    ("capsules", Attack::Capsules),
+];
 
 /// One connection.
 struct Member {
     number: u64,
-    attack: Attack,
+    attack: Option<Attack>,
     http: H3,
     since: Instant,
     /// The request of the tunnel, and whether the response was seen.
@@ -140,14 +146,17 @@ struct Rogue {
     secrets: BTreeMap<u64, Vec<u8>>,
     /// Numbers of connections to be begun again.
     again: Vec<u64>,
+    /// The misuse of each in turn, `None`: none.
+    attacks: [Option<Attack>; ATTACKS.len()],
     turn: usize,
     counts: Counts,
     reasons: BTreeMap<String, u64>,
     buffer: Vec<u8>,
 }
 
-/// Attacks until it is killed: `attack SERVER TOKEN RESOLVER DOWNLOAD`, all but the token with ports; or is
-/// the host with its downloads: `serve ADDRESS:PORT`.
+/// Attacks until it is killed: `attack SERVER TOKEN RESOLVER DOWNLOAD [PARTS]`, all but the token with ports;
+/// or is the host with its downloads: `serve ADDRESS:PORT`. Parts, separated by commas, of all that are done
+/// otherwise: `connections`, `unread`, `unconfirmed`, `reset`, `names`, `capsules`.
 ///
 /// # Errors
 ///
@@ -158,9 +167,12 @@ pub fn run(args: &[String]) -> Result<()> {
         .map_err(|error| format!("the parent's end cannot be noticed: {error}"))?;
     allow_files(MAX_OPEN_FILES)?;
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["attack", server, token, resolver, download] => attack(server, token, resolver, download),
+        ["attack", server, token, resolver, download] => attack(server, token, resolver, download, None),
+        ["attack", server, token, resolver, download, parts] => {
+            attack(server, token, resolver, download, Some(parts))
+        }
         ["serve", at] => serve_downloads(at).map_err(|error| format!("{at}: {error}")),
-        _ => Err("expected attack SERVER TOKEN RESOLVER DOWNLOAD, or serve ADDRESS:PORT".to_owned()),
+        _ => Err("expected attack SERVER TOKEN RESOLVER DOWNLOAD [PARTS], or serve ADDRESS:PORT".to_owned()),
     }
 }
 
@@ -176,7 +188,8 @@ fn serve_downloads(at: &str) -> std::io::Result<()> {
     })
 }
 
-fn attack(server: &str, token: &str, resolver: &str, download: &str) -> Result<()> {
+fn attack(server: &str, token: &str, resolver: &str, download: &str, parts: Option<&str>) -> Result<()> {
+    let has = |part| parts.is_none_or(|parts| parts.split(',').any(|given| given == part));
     let address = |text: &str| text.parse().map_err(|error| format!("{text}: {error}"));
     // One that never reads grants little, as it would have to hold it.
     let unread = FlowControlWindows { stream: 16 << 10, connection: 64 << 10 };
@@ -191,7 +204,8 @@ fn attack(server: &str, token: &str, resolver: &str, download: &str) -> Result<(
         sockets: (0..SOURCES).map(socket).collect::<Result<_>>()?,
         members: BTreeMap::new(),
         secrets: BTreeMap::new(),
-        again: (0..CONNECTIONS).rev().collect(),
+        again: (0..if has("connections") { CONNECTIONS } else { FEW_CONNECTIONS }).rev().collect(),
+        attacks: ATTACKS.map(|(part, attack)| has(part).then_some(attack)),
         turn: 0,
         counts: Counts::default(),
         reasons: BTreeMap::new(),
@@ -280,9 +294,9 @@ impl Rogue {
                 self.again.insert(0, number);
                 break;
             }
-            let attack = ATTACKS[(number / SESSIONS) as usize % ATTACKS.len()];
+            let attack = self.attacks[(number / SESSIONS) as usize % ATTACKS.len()];
             let local = LocalAddress::link(LinkId((number % u64::from(SOURCES)) as u16));
-            let setup = &self.setups[usize::from(attack != Attack::Unread)];
+            let setup = &self.setups[usize::from(attack != Some(Attack::Unread))];
             let connected = self.endpoint.connect(Instant::now(), setup, local, self.server, "mpvpn");
             let id = connected.map_err(|error| format!("{}: {error}", self.server))?;
             self.counts.attempts += 1;
@@ -449,7 +463,7 @@ impl Member {
     /// Takes what arrived on a stream, as far as this attack does.
     fn read(&mut self, connection: &mut Connection, stream: StreamId, counts: &mut Counts) {
         let is_kept = self.kept.contains(&stream);
-        if is_kept && self.attack == Attack::Unread {
+        if is_kept && self.attack == Some(Attack::Unread) {
             return;
         }
         while let Read::Data(data) = connection.read(stream) {
@@ -467,7 +481,8 @@ impl Member {
         counts: &mut Counts,
     ) {
         self.rounds += 1;
-        match self.attack {
+        let Some(attack) = self.attack else { return };
+        match attack {
             Attack::Unread | Attack::Unconfirmed => {
                 let Ok(target) = download.parse() else { return };
                 let request = connect::request(&target, Some(credentials));
