@@ -11,6 +11,7 @@ use mpvpn_tests::{
     eventually,
     iperf::IperfServer,
     machine_share::{MachineShare, Share},
+    ping::Ping,
     testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed, binary},
 };
 use serde_json::Value;
@@ -176,4 +177,59 @@ fn a_server_reports_connected_and_disconnected_clients() {
     });
     let lost = events.iter().find(|event| is_event(event, "disconnected")).expect("it was lost");
     assert!(lost["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{lost:#}");
+}
+
+/// The lines of `mpvpn events` with these arguments.
+fn lines(process: &MpvpnProcess, args: &[&str]) -> Vec<String> {
+    let output = Command::new(binary())
+        .args(["events", "--api-socket"])
+        .arg(process.socket())
+        .args(args)
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_restart_of_the_server_is_one_line_at_each_end() {
+    let ends: [fn(&mut MpvpnProcess); 2] =
+        [MpvpnProcess::kill, |server| assert!(server.interrupt().success())];
+    for end in ends {
+        let testbed = Testbed::two_links();
+        let mut server = testbed.server(&[]);
+        let client = testbed.client(&[]);
+        let both_work = || {
+            ["eth1", "eth2"].iter().for_each(|link| drop(client.wait_for_path(link, "active", 2 * TIMEOUT)));
+        };
+        both_work();
+        let before = (lines(&client, &[]), lines(&client, &["--verbose"]));
+        let _ping = Ping::every(&testbed, Host::Client, Duration::from_millis(100), TUNNEL, 60);
+        thread::sleep(Duration::from_secs(1));
+        end(&mut server);
+        drop(server);
+        thread::sleep(Duration::from_secs(1));
+        let server = testbed.server(&[]);
+        eventually(2 * TIMEOUT, "the second connection among the events", || {
+            let all = lines(&client, &[]);
+            if all.iter().any(|line| line.contains(", after ")) { Ok(()) } else { Err(format!("{all:#?}")) }
+        });
+        both_work();
+        // Paths of the connection before, and inside TCP, are closed later.
+        thread::sleep(Duration::from_secs(8));
+        let after = (lines(&client, &[]), lines(&client, &["--verbose"]));
+        let new = |before: &[String], after: &[String]| -> Vec<String> {
+            after.iter().filter(|line| !before.contains(line)).cloned().collect()
+        };
+        let (main, all) = (new(&before.0, &after.0), new(&before.1, &after.1));
+        println!("{main:#?}\nwith --verbose: {all:#?}");
+        assert!(main.len() == 1 && main[0].contains(" connected to "), "{main:#?}");
+        assert!(all.len() > 4, "{all:#?}");
+        assert!(!all.iter().any(|line| line.contains("127.0.0.1")), "{all:#?}");
+        assert!(!all.iter().any(|line| line.contains("no carrier")), "{all:#?}");
+        let of_server = lines(&server, &[]);
+        println!("at the server: {of_server:#?}");
+        let clients = of_server.iter().filter(|line| line.contains("connected")).count();
+        assert!(clients == 1 && of_server.len() == 1, "{of_server:#?}");
+    }
 }

@@ -67,6 +67,7 @@ mod status;
 mod streams;
 mod testbed;
 mod top;
+mod unanswered;
 mod untouched;
 mod users;
 mod without_root;

@@ -1,0 +1,134 @@
+//! Bytes that a client puts on its links while nothing answers: the figures of docs/performance.md.
+
+use std::{
+    fs,
+    process::Child,
+    thread,
+    time::{Duration, Instant},
+};
+
+use mpvpn_tests::{
+    firewall::Firewall,
+    machine_share::{MachineShare, Share},
+    ping::Ping,
+    testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed},
+};
+
+/// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
+/// that long.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// When the figures of the beginning end.
+const FIRST: Duration = Duration::from_secs(60);
+/// When the later figures end: four of the longest pauses on a metered link.
+const LAST: Duration = Duration::from_secs(540);
+/// Bars for each link after a minute (kbit/s): an unmetered and a metered one.
+const BARS: [f64; 2] = [1.0, 0.2];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trouble {
+    ServerKilled,
+    NeverThere,
+    LinksSilent,
+    UdpBlocked,
+    FirstLinkSilent,
+    SecondLinkSilent,
+    CaptivePortal,
+}
+
+/// Ended when dropped.
+struct Portal(Child);
+
+impl Drop for Portal {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Bytes of both links, in both directions.
+fn bytes(testbed: &Testbed) -> [u64; 2] {
+    ["eth1", "eth2"].map(|link| {
+        let (rx, tx) = testbed.interface_bytes(Host::Client, link);
+        rx + tx
+    })
+}
+
+/// The rates of both links (kbit/s) in the first minute of the trouble, and later.
+fn rates(trouble: Trouble, packets: u32) -> [[f64; 2]; 2] {
+    let testbed = Testbed::two_slow_links();
+    fs::write(testbed.dir().join("client.toml"), "[[link]]\nname = \"*2\"\nmetered = true\n")
+        .expect("a file");
+    let args = ["--config", "client.toml", "--state-dir", "state", "--ca", "server.crt"];
+    let is_there = !matches!(trouble, Trouble::NeverThere | Trouble::CaptivePortal);
+    let mut server = is_there.then(|| testbed.server(&[]));
+    let silence =
+        |links: &[usize]| links.iter().for_each(|link| testbed.link(*link).silence(Direction::Both));
+    let block_udp = || Firewall { no_udp: &[1, 2], ..Firewall::OPEN }.apply(&testbed);
+    let _portal = (trouble == Trouble::CaptivePortal).then(|| {
+        block_udp();
+        testbed.make_certificate("portal");
+        let mut command = testbed.command(Host::Server, "openssl");
+        command.args(["s_server", "-accept", "4433", "-cert", "portal.crt", "-key", "portal.key", "-quiet"]);
+        Portal(command.spawn().expect("openssl runs"))
+    });
+    let client = if is_there { testbed.client(&args) } else { testbed.start_client(&args) };
+    if is_there {
+        ["eth1", "eth2"].iter().for_each(|link| drop(client.wait_for_path(link, "active", TIMEOUT)));
+    }
+    let seconds = LAST.as_secs() as u32 + 10;
+    let _ping = (packets > 0)
+        .then(|| Ping::every(&testbed, Host::Client, Duration::from_secs(1) / packets, TUNNEL, seconds));
+    thread::sleep(Duration::from_secs(2));
+    match trouble {
+        Trouble::ServerKilled => server.as_mut().map_or((), MpvpnProcess::kill),
+        Trouble::LinksSilent => silence(&[1, 2]),
+        Trouble::FirstLinkSilent => silence(&[1]),
+        Trouble::SecondLinkSilent => silence(&[2]),
+        Trouble::UdpBlocked => block_udp(),
+        Trouble::NeverThere | Trouble::CaptivePortal => {}
+    }
+    let begun = Instant::now();
+    let start = bytes(&testbed);
+    thread::sleep(FIRST);
+    let (first, minute) = (begun.elapsed(), bytes(&testbed));
+    thread::sleep(LAST.saturating_sub(begun.elapsed()));
+    let (last, end) = (begun.elapsed() - first, bytes(&testbed));
+    let rate = |from: u64, to: u64, time: Duration| (to - from) as f64 * 8e-3 / time.as_secs_f64();
+    let pair = |from: [u64; 2], to: [u64; 2], time| [0, 1].map(|link| rate(from[link], to[link], time));
+    [pair(start, minute, first), pair(minute, end, last)]
+}
+
+#[test]
+#[ignore = "nine minutes: ./dev test e2e -- --ignored unanswered"]
+fn a_client_that_nobody_answers_sends_ever_less() {
+    let _share = MachineShare::take(Share::Percent(30));
+    let silent = [Trouble::ServerKilled, Trouble::LinksSilent];
+    let beside = [Trouble::FirstLinkSilent, Trouble::SecondLinkSilent];
+    let loaded =
+        silent.into_iter().chain(beside).flat_map(|trouble| [0, 1, 100].map(|packets| (trouble, packets)));
+    let idle = [Trouble::NeverThere, Trouble::UdpBlocked, Trouble::CaptivePortal].map(|trouble| (trouble, 0));
+    let cases: Vec<_> = loaded.chain(idle).collect();
+    let run = |(trouble, packets)| thread::spawn(move || rates(trouble, packets));
+    let running: Vec<_> = cases.iter().copied().map(run).collect();
+    println!(
+        "trouble, packets/s: kbit/s in the first minute, later, kB an hour; of two links, the second metered"
+    );
+    let mut failures = Vec::new();
+    for ((trouble, packets), rates) in cases.into_iter().zip(running) {
+        let [minute, later] = rates.join().expect("figures");
+        let hour = later.map(|rate| rate * 450.0);
+        println!("{trouble:?}, {packets}: {minute:.1?}, {later:.2?}, {hour:.0?}");
+        let links: &[usize] = match trouble {
+            // Data and its heartbeats move on a link that works.
+            Trouble::UdpBlocked => &[],
+            Trouble::FirstLinkSilent | Trouble::SecondLinkSilent if packets > 0 => &[],
+            Trouble::FirstLinkSilent => &[0],
+            Trouble::SecondLinkSilent => &[1],
+            _ => &[0, 1],
+        };
+        if links.iter().any(|link| later[*link] > BARS[*link]) {
+            failures.push((trouble, packets, later));
+        }
+    }
+    assert!(failures.is_empty(), "more than {BARS:?} kbit/s: {failures:?}");
+}
