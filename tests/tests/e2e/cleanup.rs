@@ -94,7 +94,7 @@ fn a_start_after_sigkill_cleans_up_and_works_and_leaves_nothing_behind() {
     let (mut server, mut client) = start_both_ends(&testbed);
     let site = TestPages::start(&testbed, Host::Inet);
     let host = inet4();
-    Download::start(&testbed, &site, &host, 5 * MB, std::time::Duration::from_secs(20), &[]).finish();
+    Download::start(&testbed, &site, &host, 5 * MB, Duration::from_secs(20), &[]).finish();
     assert!(client.interrupt().success() && server.interrupt().success());
     before.assert_same(&Networks::of(&testbed), "after SIGKILL, a second start and its end");
 }
@@ -104,7 +104,7 @@ fn a_client_that_never_connected_leaves_nothing_behind() {
     let testbed = Testbed::two_links();
     let before = Networks::of(&testbed);
     let mut client = testbed.start_client(&[]);
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(2));
     assert!(client.interrupt().success(), "{}", client.log());
     before.assert_same(&Networks::of(&testbed), "after waiting in vain");
 }
@@ -115,7 +115,7 @@ fn a_second_client_with_the_same_name_is_refused_and_does_not_affect_the_first()
     let _server = testbed.server(&[]);
     let _client = testbed.client(&[]);
     let mut second = testbed.start_client(&[]);
-    assert_eq!(second.wait(std::time::Duration::from_secs(10)).code(), Some(1), "{}", second.log());
+    assert_eq!(second.wait(Duration::from_secs(10)).code(), Some(1), "{}", second.log());
     assert!(second.log().contains("mpvpn0"), "{}", second.log());
     assert!(second.log().contains("another name with --tun-name"), "{}", second.log());
     reaches(&testbed, Host::Client, TUNNEL);
