@@ -2,8 +2,8 @@
 //! time: thousands of connections and tunnels, downloads that are never read, streams that are opened and
 //! reset, names in zones that are dead, and capsules that never end.
 //!
-//! In: the server, the credentials, where to download from, the parts of the attack. Out: on stdout, each second, a line with the
-//! [`Counts`] as JSON. Runs as a process of its own until it is killed.
+//! In: the server, the credentials, where to download from, the parts of the attack. Out: on stdout, each
+//! second, a line with the [`Counts`] as JSON. Runs as a process of its own until it is killed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +42,8 @@ use crate::{
 
 type Result<T> = std::result::Result<T, String>;
 
-/// Connections that it tries to have, and without the part `connections`: five of each session, one an attack.
+/// Connections that it tries to have, and without the part `connections`: five of each session, one an
+/// attack.
 const CONNECTIONS: u64 = 10_000;
 const FEW_CONNECTIONS: u64 = SESSIONS * ATTACKS.len() as u64;
 /// Sessions, and connections with a tunnel in each.
