@@ -58,7 +58,7 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
     let (before, before_at_server) = (last_number(&client), last_number(&server));
     let followed = testbed.file("events", Host::Client);
     let mut follower = Command::new(binary())
-        .args(["events", "--follow", "--api-socket"])
+        .args(["events", "--follow", "--verbose", "--api-socket"])
         .arg(client.socket())
         .stdin(Stdio::null())
         .stdout(File::create(&followed).expect("a file"))
@@ -97,7 +97,10 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
     let of_cut = events.iter().filter(|event| event["kind"] != "capacity").count();
     assert!(of_cut <= 5, "more than five lines: {:#?}", texts(&events));
 
-    // `--follow` prints the same events.
+    let is_main = |event: &&Value| event["kind"] != "capacity" && event["detail"] != true;
+    assert_eq!(events.iter().filter(is_main).count(), 1, "not one line without details: {events:#?}");
+
+    // `--follow --verbose` prints the same events.
     eventually(TIMEOUT, "the same events by `--follow`", || {
         let lines = std::fs::read_to_string(&followed).expect("its output");
         match texts(&events).into_iter().find(|text| !lines.contains(text)) {
