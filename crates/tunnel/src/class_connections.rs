@@ -288,6 +288,8 @@ impl ClassConnections {
         if self.all.len() == 1 {
             return self.default_client_mut().handle_tun(now, hdr, packet);
         }
+        // It asks for a server that is not heard, for all classes.
+        self.default_client_mut().on_wanted(now);
         if let Some(choice) = self.choose_connection(now, class, hdr, packet) {
             self.send(now, choice, hdr, packet);
         }

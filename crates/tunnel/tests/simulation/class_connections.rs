@@ -717,3 +717,26 @@ fn a_class_that_falls_asleep_tells_the_server_over_a_link_that_works() {
         assert_eq!(stage.classes(), ["default"], "the server keeps the others; traffic: {traffic}");
     }
 }
+
+#[test]
+fn traffic_of_a_class_that_goes_on_is_no_new_reason_to_ask_a_server_that_is_gone() {
+    let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS)]);
+    stage.talk(CALL, 100 * MS, 10 * SECOND);
+    for link in stage.world.machines[stage.client].links.values_mut() {
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+    }
+    let (own, to) = stage.ends(CALL);
+    let call = |stage: &mut Stage, seconds: u32| {
+        for _ in 0..seconds {
+            stage.world.client_sends(stage.client, Packet::between(own, to).udp(b"call"));
+            stage.world.run(SECOND);
+        }
+        [0, 1].map(|link| stage.world.machines[stage.client].links[&LinkId(link)].up.offered)
+    };
+    // The session ends after three minutes; then packets of the class are those of `default`.
+    let before = call(&mut stage, 170);
+    let after = call(&mut stage, 150);
+    let rates = [0, 1].map(|link| (after[link] - before[link]) as f64 * 8e-3 / 150.0);
+    println!("{rates:.2?} kbit/s");
+    assert!(rates.iter().all(|rate| *rate <= 1.0), "{rates:?} kbit/s");
+}
