@@ -685,7 +685,8 @@ impl MpvpnProcess {
                 && verdict.ends_with("; ask who runs the server");
             if is_said { Ok(()) } else { Err(format!("{}: {verdict}", status["state"])) }
         });
-        assert!(self.log().contains(said), "{}", self.log_tail());
+        let log = self.log();
+        assert!(log.contains(said) && !log.contains("no answer from the server"), "{}", self.log_tail());
     }
 
     /// Sends SIGINT, and returns the exit status.

@@ -151,10 +151,12 @@ impl Running {
     /// Tells the service manager, and the event log, when nothing of the server arrives any more, and when
     /// something does again.
     fn note_answers(&mut self, now: Instant) {
-        if !self.session.is_up() {
+        let client = self.data_plane.connections.default_client();
+        // The end of a connection is an event of its own.
+        if !self.session.is_up() || !client.is_authenticated() {
             return;
         }
-        let is_reached = self.data_plane.connections.default_client().reaches_server();
+        let is_reached = client.reaches_server();
         if std::mem::replace(&mut self.is_reached, is_reached) == is_reached {
             return;
         }

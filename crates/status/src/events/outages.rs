@@ -5,7 +5,7 @@
 //! [`MAX_OUTAGES`] are known.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime},
 };
 
@@ -87,26 +87,34 @@ pub(super) struct Verdict {
 
 /// The outages that last, and those that ended lately.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outages(BTreeMap<String, Outage>);
+pub(super) struct Outages {
+    known: BTreeMap<String, Outage>,
+    /// Links that were up before.
+    links: BTreeSet<String>,
+}
 
 impl Outages {
     /// Judges an event that happened at `at`.
     pub(super) fn judge(&mut self, at: SystemTime, event: &Event) -> Verdict {
-        self.0.retain(|_, outage| !outage.is_over || outage.is_recent(at));
+        self.known.retain(|_, outage| !outage.is_over || outage.is_recent(at));
         let is_of_link = |event: &Event| matches!(event, Event::LinkDown { .. } | Event::LinkUp { .. });
         let role = Role::of(event);
         let (Role::Begins(subject) | Role::Ends(subject) | Role::Follows(subject)) = &role else {
             return Verdict { is_detail: matches!(role, Role::Detail), ..Verdict::default() };
         };
-        let known = self.0.get(subject);
+        // A failure after a link's first address is no consequence of a change.
+        let is_new = matches!(event, Event::LinkUp { .. })
+            && self.links.len() < MAX_OUTAGES
+            && self.links.insert(subject.clone());
+        let known = self.known.get(subject);
         let lasts = known.is_some_and(|known| !known.is_over);
-        let of_server = subject != SERVER && self.0.contains_key(SERVER);
+        let of_server = subject != SERVER && self.known.contains_key(SERVER);
         let is_link_lost =
             |known: &Outage| matches!(known.event, Event::LinkDown { .. }) && known.is_recent(at);
         let is_detail = match event {
             Event::LinkDown { .. } | Event::LinkUp { .. } => false,
             // Without a link, nothing answers.
-            Event::NoAnswer {} if self.0.values().any(is_link_lost) => true,
+            Event::NoAnswer {} if self.known.values().any(is_link_lost) => true,
             Event::TransportChanged { .. } => of_server,
             Event::PathRecovered { .. } | Event::AnswersAgain {} => of_server || !lasts,
             _ if matches!(role, Role::Ends(_)) => known.is_some() && !lasts,
@@ -128,15 +136,15 @@ impl Outages {
                         && matches!(known.event, Event::PathFailed { .. })
                         && known.is_recent(at)
                 };
-                let silent = self.0.values().filter(is_silence).map(|known| known.event.clone());
+                let silent = self.known.values().filter(is_silence).map(|known| known.event.clone());
                 verdict.demoted = silent.collect();
-                if self.0.len() >= MAX_OUTAGES {
-                    self.0.pop_last();
+                if self.known.len() >= MAX_OUTAGES {
+                    self.known.pop_last();
                 }
-                self.0.insert(subject.clone(), outage(false));
+                self.known.insert(subject.clone(), outage(false));
             }
-            Role::Ends(subject) if known.is_some() || is_of_link(event) => {
-                let began = self.0.insert(subject.clone(), outage(true));
+            Role::Ends(subject) if known.is_some() || is_of_link(event) && !is_new => {
+                let began = self.known.insert(subject.clone(), outage(true));
                 if let Some(began) = began.filter(|began| !began.is_over && !is_detail) {
                     let lasted = at.duration_since(began.at).unwrap_or_default().as_millis() as u64;
                     if !matches!(event, Event::PathRecovered { .. }) {

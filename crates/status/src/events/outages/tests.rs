@@ -128,8 +128,19 @@ fn a_change_of_the_network_is_one_event() {
     let line = "eth1 is up: 192.0.2.7, after 2.1 s (eth1 is down: no carrier)";
     assert_eq!(main_events(events), (vec![line.to_owned()], 6));
     // Another address, without a time in between.
-    let (main, details) = main_events(vec![(0, up("eth1")), (100, failed("default", "eth1"))]);
-    assert_eq!((main.len(), details), (1, 1), "{main:?}");
+    let moved = Event::LinkUp { link: "eth1".into(), addresses: vec!["192.0.2.8".parse().unwrap()] };
+    let events = vec![(0, up("eth1")), (10_000, moved), (10_100, failed("default", "eth1"))];
+    let (main, details) = main_events(events);
+    assert_eq!((main.len(), details), (2, 1), "{main:?}");
+}
+
+#[test]
+fn a_link_that_fails_soon_after_the_start_is_an_event() {
+    let events =
+        vec![(0, up("eth1")), (2500, failed("default", "eth1")), (5500, recovered("default", "eth1", 3000))];
+    let (main, details) = main_events(events);
+    assert_eq!((main.len(), details), (2, 1), "{main:?}");
+    assert!(main[1].contains("recovered after 3.0 s"), "{main:?}");
 }
 
 #[test]
@@ -158,5 +169,5 @@ fn a_client_that_returns_to_a_server_is_one_event_and_known_outages_are_bounded(
         let gone = Event::ClientDisconnected { client: client(number), reason: "timed out".into() };
         assert!(!outages.judge(UNIX_EPOCH, &gone).is_detail);
     }
-    assert!(outages.0.len() <= MAX_OUTAGES);
+    assert!(outages.known.len() <= MAX_OUTAGES);
 }
