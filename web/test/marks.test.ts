@@ -52,7 +52,11 @@ test("a repetition replaces the event with which the daemon merged it, and the l
   const again = { ...first, last: "2026-01-01T00:00:20.000Z", count: 2 };
   assert.deepEqual(withEvent([first], again, 10), [again]);
   assert.equal(withEvent([first], { ...again, path: "bulk/wwan0/0" }, 10).length, 2);
-  assert.deepEqual(withEvent([first], at(30, { event: "path_opened", detail: true }), 10), [first], "a detail");
+  assert.deepEqual(
+    withEvent([first], at(30, { event: "path_opened", detail: true }), 10),
+    [first],
+    "a detail",
+  );
   const many = Array.from({ length: 20 }, (_, i) => at(i, { ...failed, first: String(i) }));
   assert.equal(withEvent(many, at(99, failed), 10).length, 10);
 });
