@@ -5,7 +5,7 @@
 
 use mpvpn_input::role::Role;
 use mpvpn_status::{
-    KillSwitchState, State, Status, UNKNOWN, events::LoggedEvent, format_duration, format_rate, wrap,
+    KillSwitchState, Status, UNKNOWN, events::LoggedEvent, format_duration, format_rate, wrap,
 };
 use ratatui::{
     Frame,
@@ -18,7 +18,7 @@ use ratatui::{
 use super::{
     screen::Screen,
     sheet::{Health, Sheet},
-    views::View,
+    views::{View, health_of},
 };
 
 /// Rows of events below a table, where the screen has room for them.
@@ -59,7 +59,7 @@ pub(super) fn draw(screen: &Screen, frame: &mut Frame<'_>) {
     ])
     .areas(area);
     frame.render_widget(headline(screen, head.width), head);
-    let style = health_style(screen, health_of(screen.shown_status())).add_modifier(Modifier::BOLD);
+    let style = health_style(screen, health_of(screen.shown_status().state)).add_modifier(Modifier::BOLD);
     frame.render_widget(Paragraph::new(verdict.join("\n")).style(style), verdict_area);
     frame.render_widget(views(screen), tabs);
     if screen.view == View::Events {
@@ -102,14 +102,6 @@ fn verdict(screen: &Screen, width: usize) -> Vec<String> {
     lines
 }
 
-fn health_of(status: &Status) -> Health {
-    match status.state {
-        State::Up => Health::Works,
-        State::Reconnecting | State::Stopping | State::NoAnswer | State::Refused => Health::Fails,
-        State::Starting | State::Connecting | State::Asleep | State::Degraded => Health::Waits,
-    }
-}
-
 /// The name, the state and the rates of the process.
 fn headline(screen: &Screen, width: u16) -> Line<'static> {
     let status = screen.shown_status();
@@ -133,7 +125,7 @@ fn headline(screen: &Screen, width: u16) -> Line<'static> {
     let gap = " ".repeat(room + 1 - rest.chars().count());
     Line::from(vec![
         Span::styled(name, bold()),
-        Span::styled(state, health_style(screen, health_of(status)).add_modifier(Modifier::BOLD)),
+        Span::styled(state, health_style(screen, health_of(status.state)).add_modifier(Modifier::BOLD)),
         Span::raw(rest),
         Span::raw(gap),
         Span::styled(rates, bold()),

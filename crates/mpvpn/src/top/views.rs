@@ -197,6 +197,15 @@ fn paths(status: &Status, rates: &Rates) -> Sheet {
     Sheet { columns: PATHS, rows: all_paths(status).map(row).collect() }
 }
 
+/// The health of a process or class in this state.
+pub(super) fn health_of(state: State) -> Health {
+    match state {
+        State::Up => Health::Works,
+        State::Reconnecting | State::Stopping | State::NoAnswer | State::Refused => Health::Fails,
+        State::Starting | State::Connecting | State::Asleep | State::Degraded => Health::Waits,
+    }
+}
+
 const CLASSES: &[Column] = columns! {
     text "class" 10; text "state" 10; number "down" 12; number "up" 12; number "rtt" 8; number "loss" 6;
     number "queue" 8; number "drops" 6;
@@ -217,13 +226,7 @@ fn classes(status: &Status, rates: &Rates) -> Sheet {
                 milliseconds(class.queue_ms),
                 Cell::number(class.drops as f64, class.drops.to_string()),
             ],
-            health: match class.state {
-                None | Some(State::Up | State::Degraded) => Health::Works,
-                Some(State::Reconnecting | State::Stopping | State::NoAnswer | State::Refused) => {
-                    Health::Fails
-                }
-                Some(State::Asleep | State::Connecting | State::Starting) => Health::Waits,
-            },
+            health: class.state.map_or(Health::Works, health_of),
             history: rates.last(&key, HISTORY),
             detail: joined([
                 class.reason.clone(),
