@@ -141,7 +141,7 @@ fn check_link(
         let tcp = scope.spawn(|| check_tcp(config, candidate, remotes, report));
         (join_thread(udp), join_thread(tcp))
     });
-    let ((udp, next), tcp) = (udp?, tcp?);
+    let (udp, tcp) = (udp?, tcp?);
     let verdicts = [udp.authorized, tcp.as_ref().ok().map(|probe| probe.authorized)];
     let refusal = udp.refusal.or_else(|| tcp.as_ref().ok().and_then(|probe| probe.refusal.clone()));
     let credentials = match (verdicts.contains(&Some(false)), verdicts.contains(&Some(true))) {
@@ -150,8 +150,8 @@ fn check_link(
         (false, false) => TokenCheck::Unknown,
     };
     let next = match &tcp {
-        Err(error) if next.is_empty() => next_step(error),
-        _ => next,
+        Err(error) if udp.next.is_empty() => next_step(error),
+        _ => udp.next,
     };
     Ok(LinkCheck {
         next,
@@ -164,32 +164,26 @@ fn check_link(
     })
 }
 
-/// The result, and the user's next step; empty if it works, or if the failure does not tell.
 fn check_udp(
     config: &ClientConfig,
     candidate: &Candidate,
     report: &(dyn Fn(&str) + Sync),
-) -> Result<(udp::UdpOutcome, &'static str), RunError> {
+) -> Result<udp::UdpOutcome, RunError> {
     let name = &candidate.bind_options.name;
     let Some(remote) = candidate.remote else {
-        let why = "the address of the server is not known".to_owned();
-        return Ok((udp::UdpOutcome::failed(why), ""));
+        return Ok(udp::UdpOutcome::failed("the address of the server is not known".to_owned()));
     };
     let refusal = LastRefusal::default();
     let tunnel = probe_config(config, candidate.mtu, remote, &refusal)?;
     let mut outcome = udp::probe(&candidate.bind_options, remote, &tunnel);
-    let mut next = "";
     if let Some(refusal) = refusal.take() {
-        (outcome.found, next) = (Err(refusal.to_string()), refusal.next_step());
+        (outcome.found, outcome.next) = (Err(refusal.to_string()), refusal.next_step());
     }
     match &outcome.found {
         Ok(found) => report(&format!("{name}: UDP works, {:.1} ms", found.ms)),
         Err(error) => report(&format!("{name}: UDP fails: {error}")),
     }
-    if outcome.found.as_ref().is_err_and(|error| error == udp::CANNOT_SEND) {
-        next = NEXT_IF_NOT_SENT;
-    }
-    Ok((outcome, next))
+    Ok(outcome)
 }
 
 fn check_tcp(

@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use super::NEXT_IF_NOT_SENT;
 use mpvpn_os::{
     OsError, RecvBatch, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
@@ -26,7 +27,7 @@ const MAX_MTU_SEARCH: Duration = Duration::from_secs(4);
 /// The path MTU is found when it has not changed for this long. Chosen.
 const MTU_STABLE_TIME: Duration = Duration::from_millis(1500);
 /// The text for a kernel that refuses to send.
-pub(super) const CANNOT_SEND: &str = "this machine sends nothing to the server over this link: there is no route, or its own firewall forbids it";
+const CANNOT_SEND: &str = "this machine sends nothing to the server over this link: there is no route, or its own firewall forbids it";
 /// The only link of these clients.
 const LINK: LinkId = LinkId(0);
 /// Messages of one receive call.
@@ -41,12 +42,14 @@ pub(super) struct UdpOutcome {
     pub(super) authorized: Option<bool>,
     /// Why it refuses this client, which it knows, if it does.
     pub(super) refusal: Option<String>,
+    /// The user's next step; empty if it works, or if the failure does not tell.
+    pub(super) next: &'static str,
 }
 
 impl UdpOutcome {
     /// Nothing could be measured, for this reason.
     pub(super) fn failed(why: String) -> Self {
-        Self { found: Err(why), authorized: None, refusal: None }
+        Self { found: Err(why), authorized: None, refusal: None, next: "" }
     }
 }
 
@@ -61,7 +64,8 @@ struct UdpProbe {
     observed: Option<SocketAddr>,
     authorized: Option<bool>,
     refusal: Option<String>,
-    failed: Option<String>,
+    /// Why the connection has failed, and the user's next step, empty if that does not tell.
+    failed: Option<(String, &'static str)>,
 }
 
 /// Measures a link to the server at `remote`.
@@ -120,6 +124,7 @@ fn outcome(
     let seen = probes.each_ref().map(|probe| (own, probe.port, probe.observed));
     probes.iter_mut().for_each(|probe| probe.close(now));
     let [first, _] = probes;
+    let next = first.failed.as_ref().map_or("", |(_, next)| *next);
     let found = match (first.up_at, first.failed) {
         (Some(up), None) => Ok(UdpMeasurement {
             ms: up.saturating_duration_since(start).as_secs_f64() * 1000.0,
@@ -127,10 +132,10 @@ fn outcome(
             nat: NatKind::of(&seen),
             observed: seen[0].2,
         }),
-        (_, Some(reason)) => Err(reason),
+        (_, Some((reason, _))) => Err(reason),
         (None, None) => Err(format!("no answer in {} s", RESPONSE_TIMEOUT.as_secs())),
     };
-    UdpOutcome { found, authorized: first.authorized, refusal: first.refusal }
+    UdpOutcome { found, authorized: first.authorized, refusal: first.refusal, next }
 }
 
 impl UdpProbe {
@@ -177,7 +182,7 @@ impl UdpProbe {
             if self.socket.send(poller, 0, &transmit, &buffer, None) == SendOutcome::LinkDown
                 && self.up_at.is_none()
             {
-                self.failed = Some(CANNOT_SEND.to_owned());
+                self.failed = Some((CANNOT_SEND.to_owned(), NEXT_IF_NOT_SENT));
             }
             buffer.clear();
         }
@@ -187,9 +192,9 @@ impl UdpProbe {
                 ClientEvent::Down(reason) if self.client.is_refused(now) => {
                     (self.authorized, self.refusal) = (Some(false), Some(reason));
                 }
-                ClientEvent::Down(reason) => self.failed = Some(reason),
+                ClientEvent::Down(reason) => self.failed = Some((reason, "")),
                 ClientEvent::Fatal(ClientError::Unauthorized(_)) => self.authorized = Some(false),
-                ClientEvent::Fatal(error) => self.failed = Some(error.to_string()),
+                ClientEvent::Fatal(error) => self.failed = Some((error.to_string(), "")),
                 _ => {}
             }
         }
