@@ -13,11 +13,11 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
 /// The requests that a program may make. The larger one includes the smaller ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Access {
-    /// None.
+    /// No request.
     Nothing,
-    /// Those that change nothing but the use of links by measured flows.
+    /// Requests that change nothing but the links of measured flows.
     Read,
-    /// All.
+    /// All requests.
     Change,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn admit(path: &Path, readers: Option<u32>) -> io::Result<()> {
 
 /// The requests that the program at the other end of a connection may make.
 pub(super) fn of_peer(connection: impl AsFd) -> Access {
-    let (own, groups) = (rustix::process::geteuid().as_raw(), groups::ALL.map(groups::id));
+    let (own, groups) = (rustix::process::geteuid().as_raw(), groups::ids(groups::ALL));
     peer_of(connection).map_or(Access::Nothing, |(user, of_user)| access(user, &of_user, own, groups))
 }
 

@@ -20,9 +20,16 @@ pub const JOIN_ADMINISTRATORS: &str = " or join the groups mpvpn and mpvpn-admin
 /// The number of a group in `/etc/group`; `None` if there is no such group. Groups of other sources, as LDAP,
 /// are not found.
 pub fn id(name: &str) -> Option<u32> {
+    ids([name])[0]
+}
+
+/// As [`id`], of several groups with one look.
+pub fn ids<const N: usize>(names: [&str; N]) -> [Option<u32>; N] {
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    names.map(|name| {
+        groups.lines().find_map(|line| {
+            let mut fields = line.split(':');
+            (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+        })
     })
 }
