@@ -175,8 +175,8 @@ pub fn open_private(path: &Path) -> Result<fs::File> {
 }
 
 /// Writes a configuration file, as [`write_secret`] does. A new one is for root and the members of the group
-/// `mpvpn-admin`, to which the services belong, if there is one; a new folder is readable for all, which says
-/// which files there are and not what is in them.
+/// `mpvpn-admin`, to which the services belong, if there is one; everybody may list a new folder, and read no
+/// file in it.
 pub fn write_config(path: &Path, text: &str) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::file("create", folder))?;

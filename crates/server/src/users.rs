@@ -40,9 +40,9 @@ use super::store::FileStore;
 /// was set; shorter: wake-ups. The event loop wakes up as often.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The longest interval of counting what users with quotas have carried; what is left of a quota makes it
-/// shorter ([`UserQuotas::count_limits`]). Longer: `user show` is late. Shorter: wake-ups. As for the quotas
-/// of links.
+/// The longest time between two counts of the bytes of users with quotas; a count comes earlier where a user
+/// may exceed its quota ([`UserQuotas::count_limits`]). Longer: `user show` is late. Shorter: wake-ups. As
+/// for the quotas of links.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval of writing how much is used. Longer: a crash forgets more. Shorter: wear of flash
 /// memory. As for links.

@@ -123,8 +123,8 @@ impl UserQuotas {
         used.bytes
     }
 
-    /// The bytes that each user with a quota may carry in one direction until they have to be counted. As
-    /// both directions may, a quota is exceeded by 1 % and what is carried until the count.
+    /// The bytes that each user with a quota may carry in one direction until they have to be counted. Both
+    /// directions may carry as many, so a quota is exceeded by 1 % and by the bytes until the count.
     pub fn count_limits(&self, clock: SystemTime, users: &Users) -> BTreeMap<String, u64> {
         let limit = |entry: &UserEntry| {
             let quota = entry.quota?.bytes();

@@ -1,7 +1,7 @@
 //! A running `mpvpn`: its status, events, logs and end.
 //!
-//! In: a process that a testbed has started. Out: what it says, and its exit code. Always holds: every wait is
-//! bounded; the process ends when it is dropped.
+//! In: a process that a testbed has started. Out: what it says, and its exit code. Always holds: every wait
+//! is bounded; the process ends when it is dropped.
 
 use std::{
     fs::File,
