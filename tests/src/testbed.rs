@@ -49,8 +49,8 @@ pub const LINK: &str = "100mbit,12.5ms,queue=60ms";
 pub const SLOW_LINK: &str = "40mbit,12.5ms,queue=60ms";
 /// Filter of logs that tell why paths and links are used or not.
 const DECISIONS: &str = "warn,mpvpn=info,mpvpn::liveness=debug,mpvpn::scheduler=debug";
-/// How often a host is looked at, each 100 ms, while it tests addresses. The kernel takes a second and a random
-/// part of another one; more only delays a failing test.
+/// How often a host is looked at, each 100 ms, while it tests addresses. The kernel takes a second and a
+/// random part of another one; more only delays a failing test.
 const ADDRESS_TEST_LOOKS: u32 = 50;
 /// Ports that the built-in rules assign to a class.
 const CLASS_PORTS: [(&str, u16); 2] = [("critical", 5060), ("bulk", 6881)];
@@ -465,8 +465,8 @@ impl Testbed {
         }
     }
 
-    /// All network settings of a host that mpvpn may change, as text for comparison: once the kernel has tested
-    /// new IPv6 addresses (RFC 4862 §5.4), as it changes them and their routes then.
+    /// All network settings of a host that mpvpn may change, as text for comparison: once the kernel has
+    /// tested new IPv6 addresses (RFC 4862 §5.4), as it changes them and their routes then.
     pub fn network_state(&self, host: Host) -> String {
         const LOOK: &str = "ip -o link | sed 's/^[0-9]*: //' | cut -d' ' -f1-5; ip -o addr | sed 's/^[0-9]*: //'; \
             ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; nft list ruleset; \
