@@ -41,6 +41,11 @@ export function isMeasured(path: Path): boolean {
   return path.state !== "down" && path.rtt_ms > 0;
 }
 
+/** The loss (percent), if the path works and anything was sent that could be lost. */
+function lossOf(path: Path): number | undefined {
+  return isMeasured(path) && path.recent_packets > 0 ? path.loss_pct : undefined;
+}
+
 function bothDirections({ down_bps = 0, up_bps = 0 }: Rates): number {
   return down_bps + up_bps;
 }
@@ -51,6 +56,7 @@ function shareOf(rates: Rates, total: number): number | undefined {
 
 function linkRow(link: Link, paths: readonly Path[], total: number): LinkRow {
   const working = paths.filter(isMeasured);
+  const lost = paths.map(lossOf).filter((loss) => loss !== undefined);
   const quickest = working.reduce<Path | undefined>(
     (best, path) => (best && best.rtt_ms <= path.rtt_ms ? best : path),
     undefined,
@@ -69,7 +75,7 @@ function linkRow(link: Link, paths: readonly Path[], total: number): LinkRow {
     share: shareOf(link, total),
     rtt: quickest?.rtt_ms,
     jitter: quickest?.jitter_ms,
-    loss: working.length > 0 ? Math.max(...working.map((path) => path.loss_pct)) : undefined,
+    loss: lost.length > 0 ? Math.max(...lost) : undefined,
     reason: [link.reason, link.pipes_reason].filter(Boolean).join("; "),
     paths: paths.length,
     ...(quota_bytes !== undefined && { quota: { used: quota_used_bytes ?? 0, of: quota_bytes } }),
@@ -99,7 +105,7 @@ export function pathRow(path: Path, total: number): LinkRow {
     share: shareOf(path, total),
     rtt: isMeasured(path) ? path.rtt_ms : undefined,
     jitter: isMeasured(path) ? path.jitter_ms : undefined,
-    loss: isMeasured(path) ? path.loss_pct : undefined,
+    loss: lossOf(path),
     reason: path.reason || `${path.local} to ${path.remote}`,
     paths: 0,
   };

@@ -77,6 +77,8 @@ export interface Path extends Rates, SentAndReceived {
   min_rtt_ms: number;
   jitter_ms: number;
   loss_pct: number;
+  /** Packets sent in the last 10 s: without any, the loss is unknown. */
+  recent_packets: number;
   mtu: number;
 }
 

@@ -26,6 +26,7 @@ const path = (settings: Partial<Path> = {}): Path => ({
   min_rtt_ms: 30,
   jitter_ms: 1,
   loss_pct: 0,
+  recent_packets: 100,
   mtu: 1472,
   ...settings,
 });
@@ -87,9 +88,10 @@ test("a link has the values of its best working path and its share of the traffi
     path({ id: "bulk/wwan0/0", rtt_ms: 35, loss_pct: 2 }),
     path({ id: "critical/wwan0/0", state: "down", rtt_ms: 1, loss_pct: 90 }),
     path({ id: "asleep/wwan0/0", state: "standby", rtt_ms: 0, loss_pct: 0 }),
+    path({ id: "idle/wwan0/0", rtt_ms: 50, loss_pct: 3, recent_packets: 0 }),
   ];
   const [row, ...rest] = linkRows(status(links, paths), () => false);
-  assert.deepEqual([row?.share, row?.rtt, row?.loss, row?.paths], [25, 35, 2, 4]);
+  assert.deepEqual([row?.share, row?.rtt, row?.loss, row?.paths], [25, 35, 2, 5]);
   assert.equal(rest.length, 1);
 });
 
@@ -103,6 +105,8 @@ test("paths are shown below their link if it is opened, with unique keys", () =>
   assert.equal(new Set(rows.map((row) => row.key)).size, 4);
 });
 
-test("a share without traffic is not known", () => {
-  assert.equal(linkRows(status([link()], []), () => false)[0]?.share, undefined);
+test("a share without traffic and a loss without packets are not known", () => {
+  const idle = path({ loss_pct: 0, recent_packets: 0 });
+  const [row, pathRow] = linkRows(status([link()], [idle]), () => true);
+  assert.deepEqual([row?.share, row?.loss, pathRow?.loss], [undefined, undefined, undefined]);
 });

@@ -249,6 +249,7 @@ fn asleep_path(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: 
         base_rtt_ms: None,
         jitter_ms: 0.0,
         loss_pct: 0.0,
+        recent_packets: 0,
         cc: None,
         cwnd_bytes: 0,
         in_flight_bytes: 0,

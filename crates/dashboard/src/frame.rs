@@ -108,7 +108,7 @@ impl RateMeter {
             let sample = LinkSample {
                 rates: stored(self.now(&link_key(&link.name))),
                 rtt_ms: best.map(|path| path.rtt_ms as f32),
-                loss: best.map(|path| path.loss_pct as f32),
+                loss: best.and_then(Path::loss).map(|loss| loss as f32),
             };
             (link.name.clone(), sample)
         };

@@ -22,11 +22,11 @@ pub fn rtt_of(paths: &[PathReport]) -> Option<f64> {
     active.map(|path| path.view.rtt).min().map(milliseconds)
 }
 
-/// The loss on all paths in the last 10 s (percent).
+/// The loss on all paths in the last 10 s (percent), if anything was sent.
 pub fn loss_of(paths: &[PathReport]) -> Option<f64> {
     let sent: u64 = paths.iter().map(|path| path.view.recent_packets_sent).sum();
     let lost: f64 = paths.iter().map(|path| path.view.loss * path.view.recent_packets_sent as f64).sum();
-    (!paths.is_empty()).then(|| 100.0 * lost / sent.max(1) as f64)
+    (sent > 0).then(|| 100.0 * lost / sent as f64)
 }
 
 /// Adds the counters of another connection, if it puts packets in order.
@@ -158,6 +158,7 @@ pub fn path_of(
         base_rtt_ms: (!view.base_rtt.is_zero()).then(|| milliseconds(view.base_rtt)),
         jitter_ms: milliseconds(view.jitter),
         loss_pct: view.loss * 100.0,
+        recent_packets: view.recent_packets_sent,
         cc: Some(view.cc.to_string()),
         cwnd_bytes: view.congestion_window,
         in_flight_bytes: view.in_flight,

@@ -39,7 +39,7 @@ impl PathFigures {
         };
         let round_trips = paths.clone().filter_map(|path| Some((path.rtt()?, path)));
         let rtt = round_trips.min_by(|a, b| order(a).partial_cmp(&order(b)).unwrap_or(Ordering::Equal));
-        let losses = paths.clone().filter(|path| path.is_measured()).map(|path| path.loss_pct);
+        let losses = paths.clone().filter_map(Path::loss);
         // All classes and pipes of a shard share the link's rate there; shards have a part of it each.
         let rates = paths.filter_map(|path| {
             let age_s = path.link_rate_age_s.filter(|age| *age >= OLD_S);
@@ -144,6 +144,15 @@ mod tests {
         assert_eq!((figures.rtt_text().as_str(), figures.loss_pct), ("641 ms, 9.0 s ago", None));
         let unknown = Path { heard_s: None, ..down[0].clone() };
         assert_eq!(rtt_of(&[unknown]), "–", "of a process that does not say when");
+    }
+
+    #[test]
+    fn a_loss_is_known_where_something_was_sent() {
+        let of = |recent_packets| {
+            let path = path(PathState::Active, 28.0, 0.1);
+            PathFigures::of([Path { recent_packets, loss_pct: 1.5, ..path }].iter()).loss_pct
+        };
+        assert_eq!((of(0), of(1)), (None, Some(1.5)));
     }
 
     #[test]

@@ -9,6 +9,7 @@ fn path(link: &str, state: PathState, rtt_ms: f64, tx_bytes: u64) -> Path {
     let value = serde_json::json!({
         "id": format!("default/{link}/0"), "class": "default", "link": link, "local": address, "remote": address,
         "state": state, "reason": "", "rtt_ms": rtt_ms, "min_rtt_ms": 1.0, "jitter_ms": 0.0, "loss_pct": 2.0,
+        "recent_packets": 100,
         "cwnd_bytes": 0, "in_flight_bytes": 0, "rate_bps": 0, "tx_bytes": tx_bytes, "rx_bytes": 0, "tx_packets": 0,
         "rx_packets": 0, "lost_packets": 0, "mtu": 1400,
     });

@@ -2,13 +2,18 @@
 //!
 //! In: the results. Out: sentences with measured figures only.
 
-use mpvpn_status::measure::{CutResult, MeasureReport, Route, TcpRow};
+use mpvpn_status::measure::{CutResult, HoursResult, MeasureReport, Route, TcpRow};
 
 use super::markdown::megabits;
 
 /// The results in a few sentences and a newline; empty if nothing of them was measured.
 pub(crate) fn summary(report: &MeasureReport) -> String {
-    let parts = [rates(report), delays(report), report.cut.as_ref().map(without_link)];
+    let parts = [
+        rates(report),
+        delays(report),
+        report.cut.as_ref().map(without_link),
+        report.hours.as_ref().map(over_hours),
+    ];
     let sentences: Vec<_> = parts.into_iter().flatten().collect();
     if sentences.is_empty() { String::new() } else { sentences.join(" ") + "\n" }
 }
@@ -63,9 +68,27 @@ fn without_link(cut: &CutResult) -> String {
     )
 }
 
+fn over_hours(hours: &HoursResult) -> String {
+    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let slowest = match &hours.series[..] {
+        [] => String::new(),
+        _ => format!(", in its slowest minute {} Mbit/s", megabits(hours.lowest_minute_bits_per_second)),
+    };
+    format!(
+        "For {:.2} h a download carried {} Mbit/s{slowest}; at its end the client used {:.1} MiB of memory and the server \
+         {:.1} MiB.",
+        hours.hours,
+        megabits(hours.bits_per_second),
+        mebibytes(hours.client.end),
+        mebibytes(hours.server.end)
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use mpvpn_status::measure::{Latency, LatencyRow, LoadDirection, MeasuredLink, RttFigures};
+    use mpvpn_status::measure::{
+        Latency, LatencyRow, LoadDirection, MeasuredLink, MemoryFigures, RatePoint, RttFigures,
+    };
 
     use super::*;
 
@@ -139,5 +162,26 @@ mod tests {
         let expected = "While eth1 was not used, a download carried 40.0 Mbit/s, before 80.0 Mbit/s; the longest time without a \
                         byte was 48 ms.\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn hours_say_the_slowest_minute_and_the_memory_at_the_end() {
+        let memory = |mebibytes: u64| MemoryFigures { end: mebibytes << 20, ..MemoryFigures::default() };
+        let hours = HoursResult {
+            hours: 1.0,
+            bits_per_second: 89e6,
+            lowest_minute_bits_per_second: 88e6,
+            client: memory(22),
+            server: memory(20),
+            series: vec![RatePoint::default()],
+            ..HoursResult::default()
+        };
+        let text = |hours| summary(&MeasureReport { hours: Some(hours), ..MeasureReport::default() });
+        let memory = "at its end the client used 22.0 MiB of memory and the server 20.0 MiB.\n";
+        let slowest = ", in its slowest minute 88.0 Mbit/s";
+        let expected = format!("For 1.00 h a download carried 89.0 Mbit/s{slowest}; {memory}");
+        assert_eq!(text(hours.clone()), expected);
+        let interrupted = HoursResult { series: Vec::new(), ..hours };
+        assert_eq!(text(interrupted), format!("For 1.00 h a download carried 89.0 Mbit/s; {memory}"));
     }
 }

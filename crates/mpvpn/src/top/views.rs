@@ -174,7 +174,7 @@ fn paths(status: &Status, rates: &Rates) -> Sheet {
                 up,
                 rtt_cell(&PathFigures::of([path].into_iter())),
                 optional(measured(path.jitter_ms), milliseconds),
-                optional(measured(path.loss_pct), percent),
+                optional(path.loss(), percent),
             ],
             health: match path.state {
                 PathState::Active => Health::Works,
