@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytes::BytesMut;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, IpRange, LinkNotice, RequestedAddress},
+    capsule::{AssignedAddress, Capsule, IpRange, LinkNotice, RequestedAddress, Site, SiteState},
     connect, connect_mpvpn, connect_udp,
     headers::Headers,
 };
@@ -255,6 +255,11 @@ fn capsule(input: &mut Input<'_>) -> Vec<u8> {
             Capsule::Link(notice)
         }
         4 => Capsule::Datagram(input.short().to_vec().into()),
+        5 => {
+            let states = [SiteState::OfAnother, SiteState::InUse, SiteState::Taken];
+            let sites = (0..count).map(|_| Site { net: net(input), state: states[input.below(3)] });
+            Capsule::Sites(sites.collect())
+        }
         _ => return input.short().to_vec(),
     };
     capsule.to_bytes().to_vec()

@@ -91,6 +91,10 @@ fn settings(input: &mut Input<'_>) -> UserSettings {
     UserSettings {
         expires: some(0).then(|| mpvpn_users::Expiry::in_days(SystemTime::now(), number.into())),
         address: (0..if some(1) { number % 18 } else { 0 }).map(|last| [10, 0, 0, last].into()).collect(),
+        route: some(5)
+            .then(|| ipnet::IpNet::new_assert([192, 168, number, 0].into(), 24))
+            .into_iter()
+            .collect(),
         sessions: some(2).then(|| number.into()),
         up: some(3).then(|| mpvpn_types::BitRate::from_bps(u64::from(number) << 16)),
         down: some(4).then(|| mpvpn_types::BitRate::from_bps(u64::from(number) << 32)),

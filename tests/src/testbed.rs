@@ -107,6 +107,12 @@ impl Testbed {
         Self::build(Lab::builder().links(specs(links)).lan(true))
     }
 
+    /// Two links [`SLOW_LINK`], a LAN behind the client, and a second client.
+    pub fn two_homes() -> Self {
+        let links = specs(&[SLOW_LINK, SLOW_LINK]);
+        Self::build(Lab::builder().links(links).lan(true).other_client(true))
+    }
+
     /// Two links [`LINK`], and a second client.
     pub fn two_clients() -> Self {
         Self::build(Lab::builder().links(specs(&[LINK, LINK])).other_client(true))

@@ -56,6 +56,11 @@ impl ClientKind {
         if let Self::Machine(machine) = self { machine.share(config) } else { Ok(()) }
     }
 
+    /// Lets packets pass between the tunnel and the networks behind this machine, as configured.
+    pub(super) fn set_site(&mut self, config: &ClientConfig) -> Result<(), RunError> {
+        if let Self::Machine(machine) = self { machine.set_site(config) } else { Ok(()) }
+    }
+
     /// The proxies, if this is the kind of client.
     pub(super) fn proxy(&self) -> Option<&Proxy<RelayId, UdpId>> {
         if let Self::Proxy(proxy) = self { Some(proxy) } else { None }
@@ -103,6 +108,21 @@ impl ClientKind {
             Self::Embedded(host) => host.assignment = Some(assignment),
             Self::Proxy(_) => {}
         }
+    }
+
+    /// The server's assignment, once there is one.
+    pub(super) fn assignment(&self) -> Option<&Assignment> {
+        match self {
+            Self::Machine(machine) => machine.assignment.as_ref(),
+            Self::Embedded(host) => host.assignment.as_ref(),
+            Self::Proxy(_) => None,
+        }
+    }
+
+    /// Whether addresses, routes or resolvers differ from those that are stored.
+    pub(super) fn differs(&self, assignment: &Assignment) -> bool {
+        let of_this_client = |given: &Assignment| Assignment { sites: None, ..given.clone() };
+        self.assignment().map(of_this_client) != Some(of_this_client(assignment))
     }
 
     /// Applies addresses, routes and the MTU (bytes), once there are addresses.

@@ -14,11 +14,11 @@ use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
     dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
-    firewall::{MarkBits, PacketMatch},
+    firewall::{MarkBits, PacketMatch, SiteNetwork, SiteRules},
     netlink::Interface,
     tunnel_net::{
-        self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
-        InboundNet, ShareSource, share_tunnel,
+        self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, ClientSite,
+        DeviceAddresses, InboundNet, ShareSource, share_tunnel,
     },
     undo::{self, CLASS_MARKS, INSTANCE_NUMBERS},
 };
@@ -57,6 +57,8 @@ pub(super) struct Machine {
     /// The firewall mark of the tunnel's own packets.
     pub(super) mark: u32,
     is_shared: bool,
+    /// The networks behind this machine.
+    site: ClientSite,
     resolver: ResolverConfig,
     /// The name servers that were applied last.
     applied_resolvers: Option<Vec<IpAddr>>,
@@ -164,6 +166,7 @@ impl Machine {
             tun_name,
             mark,
             is_shared: false,
+            site: ClientSite::default(),
             applied_resolvers: None,
             dns_leak: None,
             local_names: None,
@@ -242,9 +245,15 @@ impl Machine {
         let routes = match config.routes {
             Routes::All => tunnel_net::Routes::All,
             Routes::None => tunnel_net::Routes::None,
-            Routes::Advertised => tunnel_net::Routes::Advertised(advertised_networks(&assignment.routes).0),
+            Routes::Advertised => {
+                let is_elsewhere =
+                    |net: &IpNet| !config.site.networks.iter().any(|one| one.announced.contains(net));
+                let advertised = advertised_networks(&assignment.routes).0.into_iter();
+                tunnel_net::Routes::Advertised(advertised.filter(is_elsewhere).collect())
+            }
         };
-        let wanted = ClientNetState { addresses: assignment.addresses.clone(), routes, mtu };
+        let behind = config.site.networks.iter().map(|one| one.network).collect();
+        let wanted = ClientNetState { addresses: assignment.addresses.clone(), routes, behind, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
         let given = (0..self.class_tuns.len()).map(|at| class_addresses(assignment, at)).collect();
         self.classes.apply(&mut self.undo, given, mtu)?;
@@ -406,6 +415,23 @@ impl Machine {
         share_tunnel(&mut self.undo, &self.tun_name, &sources)?;
         self.is_shared = true;
         Ok(())
+    }
+
+    /// Lets packets pass between the tunnel and the networks behind this machine, as configured.
+    pub(super) fn set_site(&mut self, config: &ClientConfig) -> Result<(), RunError> {
+        let site = &config.site;
+        let network =
+            |one: &mpvpn_config::SiteNetwork| SiteNetwork { network: one.network, announced: one.announced };
+        let rules = SiteRules {
+            tun: self.tun_name.clone(),
+            networks: site.networks.iter().map(network).collect(),
+            accept_from: site.accept_from.clone(),
+            masquerade: site.masquerade,
+        };
+        if site.networks.is_empty() && self.site.is_empty() {
+            return Ok(());
+        }
+        Ok(self.site.set(&mut self.undo, rules)?)
     }
 
     /// Takes back what was changed. The kill switch is lifted only where the client was told to end.

@@ -7,7 +7,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use ipnet::IpNet;
-use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, log};
+use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, SiteNetwork, log};
 use mpvpn_confine as confine;
 use mpvpn_error::RunError;
 use mpvpn_input::{role::Role, short_text::ShortText, values::ServerAddr};
@@ -16,10 +16,10 @@ use mpvpn_names::lookup::ReverseLookup;
 use mpvpn_os::poll::MONITOR_TOKEN;
 use mpvpn_proxy::FIRST_PROXY_TOKEN;
 use mpvpn_qlog::Qlog;
-use mpvpn_report::flows;
+use mpvpn_report::{flows, sites};
 use mpvpn_sockets::splice::Context;
 use mpvpn_status::{
-    FlowList, Link, State, Status,
+    AnnouncedNetwork, FlowList, Link, NetworkState, State, Status,
     events::{Event, EventSender},
     link_change::LinkChange,
     reload_report::{ConfigValue, ReloadReport},
@@ -71,6 +71,8 @@ pub(crate) struct Running {
     /// Whether something of the server arrives, as last told.
     pub(super) is_reached: bool,
     pub(super) silence_log: SilenceLog,
+    /// The networks behind this machine, as last reported.
+    pub(super) reported_networks: Vec<AnnouncedNetwork>,
     /// Dropped last, so that the last events of connections are written.
     pub(super) _qlog: Option<Qlog>,
 }
@@ -196,7 +198,8 @@ impl Running {
         self.kind.set_servers(&remotes)?;
         self.shards.send(|| ClientMessage::ServerAddresses(remotes.clone()));
         let kind = &mut self.kind;
-        self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))
+        self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))?;
+        self.announce(now)
     }
 
     /// Sends what is due and handles events, alternately. Returns whether there is more to do.
@@ -294,7 +297,14 @@ impl Running {
     pub(crate) fn reload(&mut self, event_loop: &EventLoop, now: Instant) -> Result<ReloadReport, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
         measured_flows::remove_from(&mut self.config);
-        let reloaded = new.map(|new| self.config.apply_reload(new));
+        let site = self.config.site.clone();
+        let mut reloaded = new.map(|new| self.config.apply_reload(new));
+        if self.config.site != site
+            && let Err(error) = self.announce(now)
+        {
+            self.config.site = site;
+            reloaded = Err(format!("the networks behind this machine stay as they were: {error}"));
+        }
         if let Some(Err(reason)) = self.measured.as_ref().map(|flows| flows.add_to(&mut self.config)) {
             tracing::warn!(reason, "the measurement ends");
             self.measured = None;
@@ -395,6 +405,7 @@ impl Running {
         }
         status.proxy = self.kind.proxy().is_some();
         status.notes.extend(self.config.note());
+        status.announced = self.networks();
         (status.confinement, status.memory) = (confine::status(), event_loop::memory());
         status.kill_switch =
             self.kind.machine().map(|machine| machine.kill_switch_state(self.session.is_up()));
@@ -465,9 +476,11 @@ impl Running {
                     self.kind.share(&self.config)?;
                 }
                 ClientEvent::AssignmentChanged(assignment) => {
-                    let addresses = assignment.addresses.clone();
-                    self.service_manager.set_status(|| connected_text(&self.config.server, &addresses));
-                    self.events.report(Event::AddressesChanged { addresses });
+                    if self.kind.differs(&assignment) {
+                        let addresses = assignment.addresses.clone();
+                        self.service_manager.set_status(|| connected_text(&self.config.server, &addresses));
+                        self.events.report(Event::AddressesChanged { addresses });
+                    }
                     self.assign(assignment);
                     self.configure()?;
                 }
@@ -516,10 +529,45 @@ impl Running {
         });
     }
 
+    /// Announces the networks behind this machine, which lets in only whom the configuration names.
+    pub(super) fn announce(&mut self, now: Instant) -> Result<(), RunError> {
+        self.kind.set_site(&self.config)?;
+        let servers = self.data_plane.sockets.links.remotes();
+        let networks = self.config.site.networks.iter();
+        let networks = networks.filter(|one| !contains_any(one, servers)).map(|one| one.announced);
+        self.data_plane.connections.default_client_mut().announce(now, networks.collect());
+        self.report_networks();
+        Ok(())
+    }
+
+    /// The networks behind this machine.
+    fn networks(&self) -> Vec<AnnouncedNetwork> {
+        let assignment = self.kind.assignment().filter(|_| self.session.is_up());
+        let servers = self.data_plane.sockets.links.remotes();
+        let given = assignment.and_then(|given| given.sites.as_deref());
+        let contains_server = |one: &SiteNetwork| contains_any(one, servers);
+        sites::of_client(&self.config.site, given, assignment.is_some(), contains_server)
+    }
+
+    /// Reports networks behind this machine whose states have changed. That nothing is known meanwhile is no
+    /// change.
+    fn report_networks(&mut self) {
+        let known = self.networks().into_iter().filter(|one| one.state != NetworkState::Waiting);
+        for one in known {
+            self.reported_networks.retain(|before| before.network != one.network || *before == one);
+            if !self.reported_networks.contains(&one) {
+                let (network, state, reason) = (one.network, one.state, ShortText::of(&one.reason));
+                self.events.report(Event::NetworkChanged { user: None, network, state, reason });
+                self.reported_networks.push(one);
+            }
+        }
+    }
+
     fn assign(&mut self, assignment: Assignment) {
         self.keeper.keep(self.data_plane.connections.default_client().session_secret(), &assignment);
         self.data_plane.assign(&assignment);
         self.kind.assign(&self.config, assignment);
+        self.report_networks();
     }
 
     fn configure(&mut self) -> Result<(), RunError> {
@@ -546,4 +594,9 @@ impl Running {
 fn connected_text(server: &ServerAddr, addresses: &[IpNet]) -> String {
     let addresses: Vec<_> = addresses.iter().map(|net| net.addr().to_string()).collect();
     format!("connected to {server} as {}", addresses.join(" and "))
+}
+
+/// Whether a network contains one of these addresses of the server.
+fn contains_any(network: &SiteNetwork, servers: &[SocketAddr]) -> bool {
+    servers.iter().any(|server| network.contains_server(Some(server.ip())))
 }

@@ -38,7 +38,7 @@ impl SessionKeeper {
     pub(super) fn resume(&self, client: &mut Client) {
         let Some(KeptSession { secret, addresses, additional }) = self.kept.clone() else { return };
         tracing::debug!(?addresses, "resuming the session of the last run");
-        let wanted = Assignment { addresses, additional, routes: Vec::new(), dns: Vec::new() };
+        let wanted = Assignment { addresses, additional, ..Assignment::default() };
         client.resume(secret, wanted);
     }
 
@@ -77,12 +77,8 @@ mod tests {
         let config = ClientConfig::new("192.0.2.1:443".parse().unwrap(), Trust::Insecure);
         let mut keeper = SessionKeeper::load(&config, Some(home.path())).unwrap();
         let file = keeper.file.clone().unwrap();
-        let of = |address: &str| Assignment {
-            addresses: vec![address.parse().unwrap()],
-            additional: Vec::new(),
-            routes: Vec::new(),
-            dns: Vec::new(),
-        };
+        let of =
+            |address: &str| Assignment { addresses: vec![address.parse().unwrap()], ..Assignment::default() };
         keeper.keep(None, &of("10.0.0.2/24"));
         assert!(!file.exists(), "the server keeps no sessions");
         keeper.keep(Some(&[1; 16]), &of("10.0.0.2/24"));
@@ -103,8 +99,7 @@ mod tests {
         let blocked = home.path().join("blocked");
         let mut keeper = SessionKeeper::load(&config, Some(&blocked.join("state"))).unwrap();
         std::fs::write(&blocked, "").unwrap();
-        let assignment =
-            Assignment { addresses: Vec::new(), additional: Vec::new(), routes: Vec::new(), dns: Vec::new() };
+        let assignment = Assignment::default();
         keeper.keep(Some(&[1; 16]), &assignment);
         assert!(keeper.has_failed);
         std::fs::remove_file(&blocked).unwrap();

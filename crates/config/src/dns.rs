@@ -62,6 +62,13 @@ pub enum DnsOption {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain(String);
 
+impl Domain {
+    /// The domain.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// The domains of the option `dns-local`; `dns` are the values of that option.
 pub(super) fn local_domains(given: Vec<Domain>, dns: &[DnsOption]) -> Result<Vec<String>> {
     match given.first() {

@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod acme;
+mod announce;
 mod app;
 mod block;
 mod class_reload;
@@ -16,6 +17,7 @@ mod classify;
 mod dashboard;
 mod defaults;
 mod dns;
+mod dns_names;
 mod file;
 mod inspect;
 mod lane;
@@ -34,6 +36,7 @@ mod via;
 pub(crate) mod words;
 
 pub use acme::{Acme, AcmeChallenge};
+pub use announce::{SiteConfig, SiteNetwork};
 pub use block::BlockWish;
 pub use classes::{
     ClassConfig, ClassTables, KernelMatch, Mark, MatchRule, RuleOrigin, SteeringRule, rules_of,
@@ -42,6 +45,7 @@ pub use classify::{Classification, PacketDescription};
 pub use dashboard::ClientDashboard;
 pub use defaults::{CLIENT_FILE, SERVER_FILE, TUN_NAME};
 pub use dns::{Dns, ServerDns};
+pub use dns_names::{DnsName, DnsNames};
 pub use inspect::values;
 pub use lane::LaneRule;
 pub use limits::LimitRule;

@@ -12,8 +12,10 @@ use serde::Deserialize;
 
 use super::{
     acme::{AcmeTable, acme_table},
+    announce::{self, SiteNetwork},
     classes::ClassTables,
     dns::{DnsOption, Domain, ServerDnsOption},
+    dns_names::DnsName,
     file::{ConfigFile, SourceText},
     lane::LaneRule,
     limits::LimitRule,
@@ -168,6 +170,17 @@ pub struct ServerOptions {
     #[arg(long, value_name = "ADDR|off", value_parser = text::<ServerDnsOption>)]
     #[serde(with = "Many::<ServerDnsOption>")]
     pub dns: Vec<ServerDnsOption>,
+
+    /// Answer clients the names of users below this domain, as in `anna.vpn.internal`, with the addresses of
+    /// their sessions, and reverse; with --isolate a client learns its own only [default: none]
+    #[arg(long, value_name = "DOMAIN", value_parser = text::<Domain>)]
+    #[serde(with = "One::<Domain>")]
+    pub dns_domain: Option<Domain>,
+
+    /// Names of further hosts below --dns-domain, for instance in networks behind clients: the tables
+    /// `[[dns-name]]`
+    #[arg(skip)]
+    pub dns_name: Vec<DnsName>,
 
     /// Number of clients that may be connected at once [default: as many as the subnet has addresses, up to
     /// 4096]
@@ -426,6 +439,25 @@ pub struct ClientOptions {
     #[serde(with = "Many::<SharedNetwork>")]
     pub share: Vec<SharedNetwork>,
 
+    /// Network behind this machine that other clients, and the network behind the server, reach here;
+    /// repeatable. The user needs leave for it (`mpvpn user add --route`). Where another home has the same
+    /// network, announce it as one that nobody else has: 192.168.1.0/24=10.77.1.0/24 [default: none]
+    #[arg(long, value_name = "CIDR[=CIDR]", value_parser = text::<SiteNetwork>)]
+    #[serde(deserialize_with = "announce::networks")]
+    #[schemars(with = "Many<SiteNetwork>")]
+    pub announce: Vec<SiteNetwork>,
+
+    /// Accept connections from this network of the tunnel to those of --announce; repeatable; 0.0.0.0/0 and
+    /// ::/0 are everybody [default: none, so that hosts behind this machine only reach others]
+    #[arg(long, value_name = "CIDR", value_parser = site::network)]
+    #[serde(with = "Many::<Prefix>")]
+    pub accept_from: Vec<IpNet>,
+
+    /// Show hosts behind this machine its own address as that of everybody who comes in. Give it where this
+    /// machine is not their gateway, so that their answers come back to it
+    #[arg(long)]
+    pub masquerade: bool,
+
     /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable. Use 127.0.0.1 unless
     /// other machines may use it, too: it asks for no password
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
@@ -555,7 +587,8 @@ impl ServerOptions {
         fields_or_fallback! { self, fallback;
             listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site
             subnet subnet6 tun_name
-            auth client_ca crl users public state_dir nat routes dns max_clients isolate access limit
+            auth client_ca crl users public state_dir nat routes dns dns_domain dns_name
+            max_clients isolate access limit
             max_relays max_user_relays max_memory
             shards name api_socket metrics metrics_users dashboard measure qlog confine reload log_level
         }
@@ -576,7 +609,7 @@ impl ClientOptions {
             server path link class pipes transport ca pin cert key insecure token token_file tun_name
             scheduler cc via
             lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan
-            share socks5 http state_dir shards name
+            share announce accept_from masquerade socks5 http state_dir shards name
             api_socket metrics dashboard
             dashboard_cert dashboard_key qlog confine reload log_level
         }

@@ -81,6 +81,9 @@ impl ClientConfig {
             kill_switch: false,
             kill_switch_lan: None,
             share: Vec::new(),
+            announce: Vec::new(),
+            accept_from: Vec::new(),
+            masquerade: false,
             shards: None,
             name: Some(name),
             api_socket: Some(api_socket),
@@ -121,6 +124,9 @@ pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
         (options.kill_switch, "kill-switch"),
         (options.kill_switch_lan.is_some(), "kill-switch-lan"),
         (!options.share.is_empty(), "share"),
+        (!options.announce.is_empty(), "announce"),
+        (!options.accept_from.is_empty(), "accept-from"),
+        (options.masquerade, "masquerade"),
         (options.shards.is_some(), "shards"),
     ];
     given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)

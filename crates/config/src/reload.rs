@@ -155,6 +155,10 @@ impl ClientConfig {
             self.log_level = new.log_level;
             applied.push("log-level".to_owned());
         }
+        if self.site != new.site {
+            self.site = new.site;
+            applied.push("announce, accept-from and masquerade".to_owned());
+        }
         let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);
         if class_reload == ClassReload::NeedsRestart {
             restart.push(
@@ -188,6 +192,8 @@ word_enum! {
         ClientCertificates = "client-ca and crl",
         /// The resolvers for clients.
         Dns = "dns",
+        /// The names that clients are answered, beside those of users.
+        DnsNames = "dns-name",
         /// Limits of users.
         Limits = "limit",
         /// How much is logged.
@@ -239,6 +245,8 @@ impl ServerConfig {
             metrics_users: "metrics-users", dashboard: "dashboard", qlog: "qlog", confine: "confine",
             reload: "reload"
         );
+        let domain = (self.dns_names.domain != new.dns_names.domain).then(|| "dns-domain".to_owned());
+        let restart = restart.into_iter().chain(domain).collect();
         let at_once =
             ServerSetting::ALL.iter().copied().filter(|setting| setting.differs(self, new)).collect();
         ServerChanges { at_once, restart }
@@ -260,6 +268,7 @@ impl ServerConfig {
                 self.crl.clone_from(&from.crl);
             }
             ServerSetting::Dns => self.dns.clone_from(&from.dns),
+            ServerSetting::DnsNames => self.dns_names.names.clone_from(&from.dns_names.names),
             ServerSetting::Limits => self.limits.clone_from(&from.limits),
             ServerSetting::LogLevel => self.log_level = from.log_level,
             ServerSetting::Measure => self.measure = from.measure,
@@ -391,6 +400,9 @@ mod tests {
             "public = 'a'\nauth = 'mtls'\nclient-ca = 'b'\ncrl = 'c'\nisolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\n\
              routes = '10.9.0.0/16'\nmeasure = true\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n",
         );
+        let names = read("dns-domain = 'a.b'\n[[dns-name]]\nname = 'nas'\naddress = '10.0.0.7'\n");
+        let mut after = after;
+        after.dns_names.names = names.dns_names.names;
         let mut changes = before.compare(&after);
         assert_eq!((changes.at_once.as_slice(), changes.restart.len()), (ServerSetting::ALL, 0));
         let mut config = before;

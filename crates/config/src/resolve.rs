@@ -27,10 +27,12 @@ use mpvpn_input::{Error, Result, files};
 
 use crate::{
     acme::Acme,
+    announce::SiteConfig,
     classes::{ClassConfig, ClassContext, MatchRule, SteeringRule},
     dashboard::ClientDashboard,
     defaults::*,
     dns::{self, Dns, ServerDns},
+    dns_names::DnsNames,
     file,
     lane::LaneRule,
     limits::LimitRule,
@@ -94,6 +96,8 @@ pub struct ServerConfig {
     pub max_clients: u32,
     /// Resolvers suggested to clients.
     pub dns: ServerDns,
+    /// The names that clients are answered.
+    pub dns_names: DnsNames,
     /// Whether clients are kept from each other.
     pub isolate: bool,
     /// Rules for the destinations of packets and relayed connections; the first that matches decides.
@@ -182,6 +186,8 @@ pub struct ClientConfig {
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a
     /// [`SharedNetwork`].
     pub share: Vec<String>,
+    /// The networks behind this machine that are announced.
+    pub site: SiteConfig,
     /// Addresses at which the client is a proxy for apps. If there are any, it has no TUN device.
     pub proxies: Proxies,
     /// Threads that carry packets, each with a connection of its own.
@@ -264,6 +270,7 @@ impl ServerConfig {
         }
         let tcp = options.tcp.unwrap_or_default();
         let acme = options.acme.map(|table| table.resolve(&listen, tcp)).transpose()?;
+        let dns = dns::server_dns(options.dns)?;
         let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
             tcp,
@@ -294,7 +301,8 @@ impl ServerConfig {
             state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             nat: options.nat.unwrap_or_default(),
             routes: routes(&options.routes, subnet6)?,
-            dns: dns::server_dns(options.dns)?,
+            dns_names: DnsNames::of(options.dns_domain, options.dns_name, &dns)?,
+            dns,
             api_socket: options.api_socket.unwrap_or_else(|| default_socket(Role::Server, &name)),
             name,
             metrics: options.metrics,
@@ -382,6 +390,8 @@ impl ClientConfig {
                 "name the interface or the network of the machines behind this one",
             ));
         }
+        let (networks, accept_from) = (options.announce, options.accept_from);
+        let site = SiteConfig { networks, accept_from, masquerade: options.masquerade }.resolve(&server)?;
         let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan)?;
         let dashboard =
             ClientDashboard::of(options.dashboard, options.dashboard_cert, options.dashboard_key)?;
@@ -416,6 +426,7 @@ impl ClientConfig {
             dns: dns::client_dns(options.dns)?,
             kill_switch,
             share: share.iter().map(ToString::to_string).collect(),
+            site,
             shards,
             api_socket: options.api_socket.unwrap_or_else(|| default_socket(Role::Client, &name)),
             tun_name,

@@ -104,6 +104,7 @@ impl UserAction {
                 let settings = UserSettings {
                     expires: change.expires.flatten(),
                     address: change.address.unwrap_or_default(),
+                    route: change.route.unwrap_or_default(),
                     sessions: change.sessions.flatten(),
                     up: change.up.flatten(),
                     down: change.down.flatten(),
@@ -177,6 +178,7 @@ impl GivenUser {
             up: setting("up", self.up.as_deref())?,
             down: setting("down", self.down.as_deref())?,
             quota: setting("quota", self.quota.as_deref())?,
+            ..SettingsChange::default()
         })
     }
 }

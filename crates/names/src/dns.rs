@@ -1,14 +1,16 @@
 //! A forwarding resolver (a DNS proxy, RFC 5625): it answers hosts by asking other resolvers.
 //!
-//! In: queries by UDP and TCP at the addresses that it listens at; [`Upstreams`]. Out: the responses of the
-//! upstream resolvers, as they came. Always holds: a query that is not understood gets no answer or FORMERR,
-//! never a crash; a response counts only from the resolver that was asked, with the ID and the question that
-//! were sent, each query by a socket and source port of its own (RFC 5452); the number of queries that wait
-//! and of connections is bounded, and no user keeps others from being answered.
+//! In: queries by UDP and TCP at the addresses that it listens at; [`Upstreams`]; a [`Zone`] that it answers
+//! itself. Out: the responses of the upstream resolvers, as they came. Always holds: a query that is not
+//! understood gets no answer or FORMERR, never a crash; a response counts only from the resolver that was
+//! asked, with the ID and the question that were sent, each query by a socket and source port of its own (RFC
+//! 5452); the number of queries that wait and of connections is bounded, and no user keeps others from being
+//! answered.
 
 mod marked;
 pub(crate) mod message;
 mod reverse;
+mod zone;
 
 use std::{
     io,
@@ -27,6 +29,7 @@ use tokio::{
 
 pub use marked::marked_resolver;
 pub(crate) use reverse::name_in_tunnel;
+pub use zone::Zone;
 
 /// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a
 /// dot at its end.
@@ -61,6 +64,8 @@ pub struct Forwarder {
 #[derive(Clone)]
 struct Shared {
     upstreams: Upstreams,
+    /// Names that it answers itself.
+    zone: Option<Arc<dyn Zone>>,
     /// Hosts outside of these networks get no answer: a resolver for everybody would serve attacks (RFC
     /// 5358).
     networks: Arc<[IpNet]>,
@@ -72,6 +77,11 @@ struct Shared {
 impl Shared {
     fn serves(&self, host: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(&host.to_canonical()))
+    }
+
+    /// The response to a query for a name that the resolver answers itself.
+    fn own_answer(&self, query: &[u8], asker: IpAddr) -> Option<Vec<u8>> {
+        zone::answer(query, asker.to_canonical(), self.zone.as_deref()?)
     }
 }
 
@@ -98,7 +108,15 @@ impl Forwarder {
         }
         let networks = networks.iter().map(IpNet::trunc).collect();
         let [queries, connections] = [MAX_QUERIES, MAX_CONNECTIONS].map(|most| Limiter::new(most, most));
-        Ok(Self { udp, tcp, shared: Shared { upstreams, networks, user_of, queries, connections } })
+        let zone = None;
+        Ok(Self { udp, tcp, shared: Shared { upstreams, zone, networks, user_of, queries, connections } })
+    }
+
+    /// Answers the names of a domain itself.
+    #[must_use]
+    pub fn with_zone(mut self, zone: Arc<dyn Zone>) -> Self {
+        self.shared.zone = Some(zone);
+        self
     }
 
     /// Answers until it is dropped.
@@ -142,6 +160,10 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
             }
             continue;
         };
+        if let Some(response) = shared.own_answer(query, from.ip()) {
+            let _ = socket.try_send_to(&response, from);
+            continue;
+        }
         let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
         // A user that asks more than its share is not answered, and asks again later.
         shared.queries.spawn((shared.user_of)(from.ip()), async move {
@@ -169,24 +191,31 @@ async fn serve_tcp(listener: TcpListener, shared: Shared) {
         if !shared.serves(from.ip()) {
             continue;
         }
-        let upstreams = Arc::clone(&shared.upstreams);
+        let own = shared.clone();
         shared.connections.spawn((shared.user_of)(from.ip()), async move {
-            let _ = serve_connection(stream, &upstreams, exchange_by_tcp).await;
+            let own_answer = |query: &[u8]| own.own_answer(query, from.ip());
+            let _ = serve_connection(stream, own_answer, &own.upstreams, exchange_by_tcp).await;
         });
     }
 }
 
-/// Answers the queries of a host on one connection; `exchange` asks a resolver.
+/// Answers the queries of a host on one connection; `own_answer` is the response to one that no other
+/// resolver is asked for, `exchange` asks a resolver.
 async fn serve_connection<F: Future<Output = io::Result<Vec<u8>>>>(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    own_answer: impl Fn(&[u8]) -> Option<Vec<u8>>,
     upstreams: &Upstreams,
     exchange: impl Fn(SocketAddr, Arc<[u8]>) -> F,
 ) -> io::Result<()> {
     loop {
         let query: Arc<[u8]> = timeout(IDLE_TIMEOUT, read_message(&mut stream)).await??.into();
         let Some(name) = message::question(&query) else { return Ok(()) };
-        let resolvers = upstreams(&name);
-        let response = first_response(&resolvers, |resolver| exchange(resolver, Arc::clone(&query))).await;
+        let response = match own_answer(&query) {
+            Some(response) => Some(response),
+            None => {
+                first_response(&upstreams(&name), |resolver| exchange(resolver, Arc::clone(&query))).await
+            }
+        };
         let Some(response) = response.or_else(|| message::server_failure(&query)) else { return Ok(()) };
         timeout(IDLE_TIMEOUT, write_message(&mut stream, &response)).await??;
     }
@@ -200,7 +229,7 @@ pub(crate) async fn answer_bytes(sent: &[u8], answer: &[u8]) -> Vec<u8> {
     let exchange =
         |_, query: Arc<[u8]>| async move { exchange_on(&mut join(answer, Vec::new()), &query).await };
     // It ends with an error where the bytes do.
-    let _ = serve_connection(join(sent, &mut got), &upstreams, exchange).await;
+    let _ = serve_connection(join(sent, &mut got), |_| None, &upstreams, exchange).await;
     got
 }
 

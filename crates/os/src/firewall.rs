@@ -10,6 +10,7 @@ mod client_filter;
 mod inbound;
 mod marking;
 pub(crate) mod script;
+mod site;
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
@@ -18,6 +19,7 @@ use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+pub use site::{SiteNetwork, SiteRules};
 
 use crate::{
     error::OsError,
@@ -56,6 +58,9 @@ pub struct Rules {
     /// Addresses that only one interface receives packets for.
     #[serde(default)]
     pub guards: Vec<AddressGuard>,
+    /// The networks behind a client.
+    #[serde(default)]
+    pub site: Option<SiteRules>,
 }
 
 /// A rule that drops packets to some addresses, unless they arrive by the interface of these, or this machine
@@ -109,10 +114,13 @@ pub enum Exit {
 pub(crate) enum Change {
     /// Replaces the table by one with these rules.
     Rules(Rules),
-    /// Replaces the table by one with these rules and sessions, which have other profiles than the first.
-    Clients(ClientFilter, Vec<Session>),
+    /// Replaces the table by one with these rules, sessions and networks behind clients, which have other
+    /// profiles than the first.
+    Clients(ClientFilter, Vec<Session>, Vec<Site>),
     /// Takes sessions out of the table for clients, which has this name, and adds others.
     Sessions(String, Vec<Session>, Vec<Session>),
+    /// Replaces the networks behind clients in it.
+    Sites(String, Vec<Site>),
     /// Replaces the table for replies, which has this name, by one for these links with their numbers.
     Inbound(String, BTreeMap<String, u8>),
     /// Adds connections to it that are older, with the numbers of their links.
@@ -126,13 +134,17 @@ pub(crate) enum Change {
 /// The address of a session, and the number of its profile.
 pub(crate) type Session = (IpAddr, usize);
 
+/// A network behind a client, and the number of its profile.
+pub(crate) type Site = (IpNet, usize);
+
 impl Change {
     /// The table.
     pub(crate) fn table(&self) -> String {
         match self {
             Self::Rules(rules) => table_name(&rules.name),
-            Self::Clients(filter, _) => filter.table(),
+            Self::Clients(filter, ..) => filter.table(),
             Self::Sessions(table, ..)
+            | Self::Sites(table, _)
             | Self::Inbound(table, _)
             | Self::InboundConnections(table, _)
             | Self::Remove(table) => table.clone(),
@@ -144,8 +156,9 @@ impl Change {
     fn script(&self) -> String {
         match self {
             Self::Rules(rules) => script_of(rules),
-            Self::Clients(filter, sessions) => filter.script(sessions),
+            Self::Clients(filter, sessions, sites) => filter.script(sessions, sites),
             Self::Sessions(table, before, after) => client_filter::change(table, before, after),
+            Self::Sites(table, sites) => client_filter::site_change(table, sites),
             Self::Inbound(table, links) => inbound::script(table, links),
             Self::InboundConnections(table, connections) => inbound::elements(table, connections),
             Self::KillSwitch(exceptions) => kill_switch::script(exceptions),
@@ -245,6 +258,7 @@ fn script_of(rules: &Rules) -> String {
         let outgoing = exempt.into_iter().chain(own.flat_map(marking::rules_of)).collect();
         chain(("output", "route", "output"), MARKING_PRIORITY, outgoing);
     }
+    chains.extend(rules.site.iter().flat_map(SiteRules::chains));
     script::replacement(&table_name(&rules.name), &chains)
 }
 

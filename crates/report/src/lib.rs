@@ -9,3 +9,4 @@
 pub mod events;
 pub mod flows;
 pub mod paths;
+pub mod sites;

@@ -47,6 +47,8 @@ pub(crate) enum ServerMessage {
     Replaced(ConnectionSlot),
     /// To the shard of a session whose packets are filtered now: it may use its addresses.
     Filtered(Box<FilterRequest>),
+    /// To all shards: other networks behind clients are in force.
+    SitesChanged,
     /// To shard 0: the clients' MTU has changed.
     MtuChanged,
     /// To shard 0: what users have carried is to be counted.
@@ -145,6 +147,7 @@ impl DataPlane {
                         ServerMessage::Filtered(request) => self.server.on_filtered(&request),
                         ServerMessage::UsersEnded(users) => self.server.end_users(iteration.now, &users),
                         ServerMessage::AccountsChanged => self.server.update_accounts(iteration.now),
+                        ServerMessage::SitesChanged => self.server.update_sites(iteration.now),
                         ServerMessage::CertificatesEnded(ended, reason) => {
                             self.server.end_certificates(iteration.now, &ended, reason);
                         }
@@ -309,6 +312,11 @@ impl DataPlane {
             self.sockets.transmit(&event_loop.poller, now, &mut self.server);
         }
         write_received_packets(&mut self.server, &self.tun);
+        if let Some(filter) = &self.filter
+            && self.server.take_sites_due()
+        {
+            filter.send(FilterMessage::Sites);
+        }
         while let Some(change) = self.server.poll_change() {
             if matches!(change, ServerChange::Refused(..)) && !self.refusals.is_reported(now) {
                 continue;

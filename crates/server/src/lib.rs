@@ -19,6 +19,7 @@ mod events;
 mod handover;
 mod leases;
 mod machine;
+mod names;
 mod overview;
 mod packet_filter;
 mod reload;
@@ -47,19 +48,20 @@ use mpvpn_egress::{Egress, EgressSetup, local_address_reader, lookup_limiter, re
 use mpvpn_error::RunError;
 use mpvpn_https::{HttpsServer, Site, acme::Acme, loopback_clients::LoopbackClients};
 use mpvpn_identity::random;
-use mpvpn_input::{role::Role, shared::Shared};
+use mpvpn_input::{role::Role, shared::Shared, short_text::ShortText};
 use mpvpn_os::{
     UdpOptions, UndoJournal, memory::heap_in_use, netlink::Netlink, poll, privilege,
     udp::bind_reuseport_group, undo, usage::available_memory,
 };
 use mpvpn_qlog::Qlog;
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
+use mpvpn_report::sites;
 use mpvpn_sockets::{
     packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
     payload::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
 };
 use mpvpn_status::{
-    Class, Status,
+    AnnouncedNetwork, Class, Status,
     events::{Event, EventSender},
     reload_report::LockoutPolicy,
 };
@@ -87,6 +89,7 @@ use events::Refusals;
 use handover::handovers;
 use leases::LeaseKeeper;
 use machine::Machine;
+use names::TunnelNames;
 use packet_filter::UserProfiles;
 use reload::Reloadable;
 use sockets::{ListeningSocket, Sockets};
@@ -178,7 +181,8 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let filter = machine.as_mut().map(start_filter).transpose()?;
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
-    let own_resolver = resolver::start(&config.dns, &tunnel, &registry, slow.runtime());
+    let names = TunnelNames::new(&config, &registry);
+    let own_resolver = resolver::start(&config.dns, &tunnel, (&registry, names.as_ref()), slow.runtime());
     let resolvers = resolver::suggested(&config.dns, &own_resolver);
     let access = Arc::new(reload::access(&config, tunnel));
     let relays = relay_limiter(config.max_relays, config.max_user_relays);
@@ -249,6 +253,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         has_rules_of_users,
         responder: reload::responder(&config, machine.as_ref()),
         own_resolver,
+        names,
         files,
         pending: None,
         later: Vec::new(),
@@ -270,6 +275,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         started,
         service_manager,
         next_memory_look: started,
+        networks: Vec::new(),
     };
     running.watch_users(user_list, &event_loop)?;
     running.watch_configuration(&event_loop);
@@ -414,6 +420,8 @@ pub(crate) struct Running {
     started: Instant,
     service_manager: ServiceManager,
     next_memory_look: Instant,
+    /// The networks behind clients, as last reported.
+    networks: Vec<AnnouncedNetwork>,
 }
 
 impl Running {
@@ -425,7 +433,7 @@ impl Running {
             added.map_err(RunError::io("watch a descriptor"))?;
         }
         self.user_list = list;
-        self.update_fixed_addresses();
+        self.update_addresses_of_users();
         self.update_accounts(Instant::now());
         Ok(())
     }
@@ -471,7 +479,7 @@ impl Running {
                 self.events.report(Event::UsersRead { users: count as u64, ended: lost_access as u64 });
                 self.end_users(now, ended);
                 self.end_certificates(now, revoked, client_certificates::REVOKED);
-                self.update_fixed_addresses();
+                self.update_addresses_of_users();
                 if let Some(list) = &self.user_list {
                     self.registry.end_leases_of_unknown(|user| list.has(user));
                 }
@@ -481,9 +489,12 @@ impl Running {
         }
     }
 
-    fn update_fixed_addresses(&self) {
+    /// Applies the fixed addresses of users, and the networks that may be behind their clients.
+    fn update_addresses_of_users(&self) {
         if let Some(list) = &self.user_list {
             self.registry.set_fixed_addresses(list.fixed_addresses());
+            let users = list.now();
+            self.registry.allow_networks(|user| users.site_networks(user));
         }
     }
 
@@ -579,6 +590,7 @@ impl Running {
                     ServerMessage::Replaced(seat) => self.data_plane.server.close_replaced(now, seat),
                     ServerMessage::Filtered(request) => self.data_plane.server.on_filtered(&request),
                     ServerMessage::RulesReplaced(replaced) => self.on_rules_replaced(now, replaced),
+                    ServerMessage::SitesChanged => self.on_sites_changed(now),
                     // Sent by this shard, to the others.
                     ServerMessage::UsersEnded(_)
                     | ServerMessage::CertificatesEnded(..)
@@ -589,6 +601,18 @@ impl Running {
             }
         }
         ended
+    }
+
+    /// Takes the networks behind clients that are in force now.
+    fn on_sites_changed(&mut self, now: Instant) {
+        self.data_plane.server.update_sites(now);
+        let networks = sites::of_server(&self.registry.sites());
+        for one in networks.iter().filter(|one| !self.networks.contains(one)) {
+            let (user, reason) = (one.user.as_deref().map(Into::into), ShortText::of(&one.reason));
+            let (network, state) = (one.network, one.state);
+            self.events.report(Event::NetworkChanged { user, network, state, reason });
+        }
+        self.networks = networks;
     }
 
     fn handle_slow_thread_messages(&mut self, now: Instant) {
@@ -620,6 +644,7 @@ impl Running {
             }
             (status.confinement, status.memory) = (confine::status(), event_loop::memory());
             status.notes.extend(status::copies_note(registry.shared_secrets()));
+            status.announced = sites::of_server(&registry.sites());
         };
         self.shards.answer_overviews(now, |mut reports| {
             let (sessions, departed) = take(&mut reports);

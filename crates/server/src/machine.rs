@@ -77,8 +77,9 @@ impl Machine {
         registry: &Registry,
         shards: Vec<Outbox<ShardMessage>>,
     ) -> Result<Outbox<FilterMessage>, RunError> {
-        let (profiles, nat) = (self.net.session_profiles(), self.net.nat_rules().cloned());
-        let filter = self.filter.insert(FilterThread::start(profiles, nat, users, registry.clone(), shards)?);
+        let (profiles, sites) = (self.net.session_profiles(), self.net.sites()?);
+        let filter =
+            self.filter.insert(FilterThread::start(profiles, sites, users, registry.clone(), shards)?);
         Ok(filter.messages())
     }
 

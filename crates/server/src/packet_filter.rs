@@ -1,22 +1,27 @@
 //! The filter of clients' packets: the rules `[[access]]` as profiles of nftables, and the thread that keeps
-//! the profiles of sessions in force.
+//! the profiles of sessions, and the networks behind clients, in force.
 //!
-//! In: the rules, and sessions that are about to use addresses. Out: the same requests, once the kernel
-//! filters packets from these addresses by the rules of the session's user. Always holds: requests are
-//! handled in the order in which they came, all that wait in one transaction; while nft fails, sessions wait
-//! without addresses. Sessions that end change nothing: their addresses keep the profile until another user
-//! gets them.
+//! In: the rules, sessions that are about to use addresses, networks that clients announce. Out: the same
+//! requests, once the kernel filters packets from these addresses by the rules of the session's user; the
+//! networks, once the kernel also routes them. Always holds: requests are handled in the order in which they
+//! came, all that wait in one transaction; while nft fails, sessions wait without addresses. Sessions that
+//! end change nothing: their addresses keep the profile until another user gets them.
 
-use std::{collections::BTreeMap, thread::JoinHandle, time::Duration};
+use std::{
+    collections::BTreeMap,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
 
 use ipnet::IpNet;
 use mpvpn_access::AccessRule;
 use mpvpn_error::RunError;
 use mpvpn_os::{
     OsError,
-    firewall::{self, FilterRule, Profile, Rules, SessionProfiles},
+    firewall::{FilterRule, Profile, SessionProfiles},
     kill_switch::TableMonitor,
     poll::{Events, Interest, PollWaker, Poller},
+    tunnel_net::SiteNet,
 };
 use mpvpn_packet::public::embedding_networks;
 use mpvpn_threads::shards::{Inbox, Outbox, mailbox};
@@ -27,6 +32,10 @@ use super::data_plane::{ServerMessage, ShardMessage};
 /// How soon nft is tried again after it failed: sessions wait for it. Sooner: it fails more often for the
 /// same reason; later: sessions wait for longer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two changes of the networks behind clients. Longer: a second session takes over
+/// later; shorter: thousands of clients that come back at once are told of each other thousands of times.
+/// Chosen.
+const SITES_INTERVAL: Duration = Duration::from_millis(500);
 const MONITOR_TOKEN: u64 = 0;
 const WAKE_TOKEN: u64 = 1;
 
@@ -88,6 +97,8 @@ fn filter_rule(rule: &AccessRule) -> FilterRule {
 pub(super) enum FilterMessage {
     /// Filter a session, then tell its shard.
     Filter(Box<FilterRequest>),
+    /// Other networks behind clients are wanted: put them in force, then tell all shards.
+    Sites,
     /// Replace the rules of all users, then tell shard 0.
     Replace(Box<NewRules>),
     /// End.
@@ -110,11 +121,11 @@ pub(super) struct FilterThread {
 }
 
 impl FilterThread {
-    /// `profiles` and `nat`: of the rules that are in the kernel. `registry`: the sessions. `shards`: the
-    /// mailboxes of all shards, in order.
+    /// `profiles` and `net`: as they are in the kernel. `registry`: the sessions. `shards`: the mailboxes of
+    /// all shards, in order.
     pub(super) fn start(
         profiles: SessionProfiles,
-        nat: Option<Rules>,
+        net: SiteNet,
         users: UserProfiles,
         registry: Registry,
         shards: Vec<Outbox<ShardMessage>>,
@@ -126,7 +137,17 @@ impl FilterThread {
         poller.add(&monitor, MONITOR_TOKEN, Interest::Read).map_err(failed())?;
         poller.add(&wake, WAKE_TOKEN, Interest::Read).map_err(failed())?;
         let (messages, inbox) = mailbox(wake.clone());
-        let worker = Worker { profiles, nat, users, registry, shards, inbox, waiting: Vec::new() };
+        let worker = Worker {
+            profiles,
+            net,
+            users,
+            registry,
+            shards,
+            inbox,
+            waiting: Vec::new(),
+            sites_due: false,
+            sites_from: Instant::now(),
+        };
         let thread = std::thread::Builder::new().name("packet-filter".to_owned());
         let thread = thread.spawn(move || worker.run(&poller, monitor, &wake));
         let thread = thread.map_err(RunError::io("start a thread"))?;
@@ -150,13 +171,16 @@ impl Drop for FilterThread {
 
 struct Worker {
     profiles: SessionProfiles,
-    nat: Option<Rules>,
+    net: SiteNet,
     users: UserProfiles,
     registry: Registry,
     shards: Vec<Outbox<ShardMessage>>,
     inbox: Inbox<FilterMessage>,
     /// Requests without an answer, in their order.
     waiting: Vec<FilterRequest>,
+    /// Whether other networks behind clients are wanted, and from when on they may be put in force.
+    sites_due: bool,
+    sites_from: Instant,
 }
 
 impl Worker {
@@ -164,13 +188,15 @@ impl Worker {
         let mut events = Events::with_capacity(2);
         let (mut retry, mut is_monitored) = (None, true);
         loop {
-            if let Err(error) = poller.wait(&mut events, retry) {
+            let pause = self.sites_due.then(|| self.sites_from.saturating_duration_since(Instant::now()));
+            if let Err(error) = poller.wait(&mut events, retry.into_iter().chain(pause).min()) {
                 return tracing::error!(%error, "the packets of new sessions are not filtered: they get no addresses");
             }
             wake.drain();
             while let Some(message) = self.inbox.next() {
                 match message {
                     FilterMessage::Filter(request) => self.waiting.push(*request),
+                    FilterMessage::Sites => self.sites_due = true,
                     FilterMessage::Replace(rules) => self.replace(*rules),
                     FilterMessage::End => return,
                 }
@@ -187,7 +213,8 @@ impl Worker {
                 Err(_) => false,
             };
             let result = if changed || retry.is_some() { self.repair() } else { Ok(()) };
-            retry = result.and_then(|()| self.handle_requests()).err().map(|error| {
+            let result = result.and_then(|()| self.handle_requests()).and_then(|()| self.update_sites());
+            retry = result.err().map(|error| {
                 tracing::error!(%error, "the packets of clients cannot be filtered: new sessions wait");
                 RETRY_INTERVAL
             });
@@ -197,9 +224,7 @@ impl Worker {
     /// Installs the rules again if another program has removed them.
     fn repair(&self) -> Result<(), OsError> {
         if self.profiles.repair()? {
-            if let Some(nat) = &self.nat {
-                firewall::install(nat)?;
-            }
+            self.net.repair()?;
             tracing::warn!(
                 "another program removed the firewall rules for clients: they are installed again"
             );
@@ -216,7 +241,9 @@ impl Worker {
             addresses.iter().map(|address| (address, profile)).collect::<Vec<_>>()
         };
         let sessions: Vec<_> = sessions.iter().flat_map(of_session).collect();
-        let replaced = self.profiles.replace_rules(is_isolated, users.profiles.to_vec(), sessions);
+        let sites = self.registry.sites();
+        let sites = sites.networks().map(|(network, user)| (network, users.of(user)));
+        let replaced = self.profiles.replace_rules(is_isolated, users.profiles.to_vec(), sessions, sites);
         if replaced.is_ok() {
             self.users = users;
         }
@@ -224,6 +251,27 @@ impl Worker {
             let answer = replaced.map_err(|error| error.to_string());
             first.send(ShardMessage::Specific(ServerMessage::RulesReplaced(answer)));
         }
+    }
+
+    /// Puts the networks behind clients in force that are wanted now, if it is time.
+    fn update_sites(&mut self) -> Result<(), OsError> {
+        let now = Instant::now();
+        if !self.sites_due || now < self.sites_from {
+            return Ok(());
+        }
+        self.registry.reserve_networks(self.net.networks_of_machine()?);
+        // Changes from now on are for the next time.
+        self.registry.take_sites_due();
+        let sites = self.registry.wanted_sites();
+        tracing::debug!(networks = sites.networks().count(), "the networks behind clients change");
+        self.profiles.set_sites(sites.networks().map(|(network, user)| (network, self.users.of(user))))?;
+        self.net.set(sites.networks().map(|(network, _)| network).collect())?;
+        self.registry.put_sites_in_force(sites);
+        (self.sites_due, self.sites_from) = (false, now + SITES_INTERVAL);
+        for shard in &self.shards {
+            shard.send(ShardMessage::Specific(ServerMessage::SitesChanged));
+        }
+        Ok(())
     }
 
     fn handle_requests(&mut self) -> Result<(), OsError> {

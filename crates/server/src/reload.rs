@@ -43,6 +43,7 @@ use super::{
     Running,
     data_plane::{ServerMessage, ShardSettings},
     machine::Machine,
+    names::TunnelNames,
     packet_filter::{FilterMessage, NewRules, UserProfiles},
     resolver,
     responder::Responder,
@@ -65,6 +66,8 @@ pub(super) struct Reloadable {
     pub(super) has_rules_of_users: Arc<AtomicBool>,
     /// Answers measurements; `None` if it is off, or cannot listen.
     pub(super) responder: Option<Responder>,
+    /// The names that clients are answered, if there are any.
+    pub(super) names: Option<TunnelNames>,
     /// Where the server's own resolver listens.
     pub(super) own_resolver: Vec<IpAddr>,
     /// The certificates, and with `reload = "auto"` the configuration; `None` if they cannot be watched.
@@ -307,6 +310,9 @@ impl Running {
                 continue;
             }
             self.config.take(setting, &config);
+            if let Some(names) = &self.reloadable.names {
+                names.update(&self.config);
+            }
             if setting == ServerSetting::Measure {
                 // The one before frees the port first.
                 self.reloadable.responder = None;
@@ -352,7 +358,8 @@ impl Running {
         if *dns == ServerDns::Own && own.is_empty() {
             let tunnel = self.machine.as_ref().map_or(&[][..], Machine::addresses);
             // Clients that ask it go on doing so until they connect again, so it never ends.
-            *own = resolver::start(dns, tunnel, &self.registry, self.slow.runtime());
+            let names = self.reloadable.names.as_ref();
+            *own = resolver::start(dns, tunnel, (&self.registry, names), self.slow.runtime());
             return !own.is_empty();
         }
         true

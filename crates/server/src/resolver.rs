@@ -12,17 +12,20 @@ use mpvpn_os::dns::system_resolvers;
 use mpvpn_tunnel::Registry;
 use tokio::runtime::Handle;
 
+use super::names::TunnelNames;
+
 /// Starts the server's own resolver at its addresses in the tunnel, if it is to have one. Returns where it
 /// listens. A port that is taken is no reason not to serve: clients then keep their own resolvers.
 pub(super) fn start(
     config: &ServerDns,
     tunnel: &[IpNet],
-    registry: &Registry,
+    (registry, names): (&Registry, Option<&TunnelNames>),
     runtime: Option<&Handle>,
 ) -> Vec<IpAddr> {
     match (config, runtime) {
         (ServerDns::Own, Some(runtime)) => {
-            tunnel.iter().filter(|own| listen(**own, tunnel, registry, runtime)).map(IpNet::addr).collect()
+            let listens = |own: &&IpNet| listen(**own, tunnel, (registry, names), runtime);
+            tunnel.iter().filter(listens).map(IpNet::addr).collect()
         }
         _ => Vec::new(),
     }
@@ -37,7 +40,12 @@ pub(super) fn suggested(config: &ServerDns, own: &[IpAddr]) -> Vec<IpAddr> {
     }
 }
 
-fn listen(own: IpNet, tunnel: &[IpNet], registry: &Registry, runtime: &Handle) -> bool {
+fn listen(
+    own: IpNet,
+    tunnel: &[IpNet],
+    (registry, names): (&Registry, Option<&TunnelNames>),
+    runtime: &Handle,
+) -> bool {
     let own_addresses: Vec<IpAddr> = tunnel.iter().map(IpNet::addr).collect();
     let resolvers = move |_: &str| {
         // A client on this machine may have made this server the resolver of its machine.
@@ -48,6 +56,10 @@ fn listen(own: IpNet, tunnel: &[IpNet], registry: &Registry, runtime: &Handle) -
     let user_of = move |host| registry.user_of(host).unwrap_or_default();
     match Forwarder::bind(&[own.addr()], PORT, tunnel, Arc::new(user_of), Arc::new(resolvers)) {
         Ok(forwarder) => {
+            let forwarder = match names {
+                Some(names) => forwarder.with_zone(Arc::new(names.clone())),
+                None => forwarder,
+            };
             runtime.spawn(forwarder.serve());
             true
         }

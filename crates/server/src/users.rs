@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use ipnet::IpNet;
 use mpvpn_config::LimitRule;
 use mpvpn_error::RunError;
 use mpvpn_identity::client_ca::Revocations;
@@ -383,6 +384,10 @@ impl Authenticate for UserChecks {
         let of_rule = rule.and_then(|rule| rule.max_sessions);
         limits.max_sessions = own.into_iter().chain(of_rule).min().or(default);
         limits
+    }
+
+    fn site_networks(&self, user: &str) -> Vec<IpNet> {
+        self.authenticator.users().map_or(Vec::new(), |users| users.now().site_networks(user))
     }
 
     fn has_rules_of_users(&self) -> bool {

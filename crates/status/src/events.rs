@@ -19,6 +19,7 @@ use mpvpn_types::word_enum;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::NetworkState;
 pub use channel::{EventReader, EventReceiver, EventSender, SharedEventLog, event_channel};
 pub use log::{Entry, EventLog, LoggedEvent, MAX_ENTRIES_PER_KIND};
 use mpvpn_input::short_text::ShortText;
@@ -289,6 +290,18 @@ pub enum Event {
         #[schemars(with = "Vec<String>")]
         addresses: Vec<IpNet>,
     },
+    /// Whether a network behind a client is reached there has changed; at a server, behind a client of this
+    /// user. If it is refused, the level is WARN.
+    #[display("{}network {network} {}: {state}{}", prefixed("", user.as_ref().map(|user| format!("{user}: "))),
+        if user.is_some() { "behind a client" } else { "behind this machine" }, reason_suffix(reason))]
+    NetworkChanged {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        user: Option<ShortText>,
+        #[schemars(with = "String")]
+        network: IpNet,
+        state: NetworkState,
+        reason: ShortText,
+    },
     /// The MTU of the tunnel (bytes) changed.
     #[display("tunnel MTU {mtu}")]
     MtuChanged { mtu: u64 },
@@ -454,7 +467,8 @@ kinds! {
     Pipes: PipesChanged INFO;
     Class: ClassUsed DEBUG ClassConnected INFO ClassIdle DEBUG ClassDisconnected DEBUG ClassRefused WARN;
     Capacity: CapacityChanged DEBUG;
-    Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO
+    Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO NetworkChanged INFO
+    MtuChanged INFO
     Disconnected WARN Refused WARN NoAnswer WARN AnswersAgain INFO
         ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
@@ -478,6 +492,7 @@ impl Event {
         match self {
             Self::ConfigurationRead { restart, .. } if !restart.is_empty() => tracing::Level::WARN,
             Self::ClassDisconnected { client: Some(_), .. } => tracing::Level::INFO,
+            Self::NetworkChanged { state: NetworkState::Refused, .. } => tracing::Level::WARN,
             Self::TcpFailed { failures: 1.., .. } => tracing::Level::DEBUG,
             _ => self.default_level(),
         }

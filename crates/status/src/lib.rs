@@ -7,6 +7,7 @@
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod announced;
 pub mod check;
 pub mod events;
 mod flows;
@@ -34,6 +35,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::metrics::{Metric, metrics};
 use mpvpn_input::word_schemas;
 
+pub use announced::{AnnouncedNetwork, NetworkState};
 pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
 pub use overview::{Overview, SessionSummary};
 pub use path_figures::{Figure, PathFigures, format_ms};
@@ -99,6 +101,9 @@ pub struct Status {
     /// Sessions of a server.
     #[serde(default)]
     pub clients: Vec<Client>,
+    /// Networks behind this client, or behind the clients of a server; left out if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub announced: Vec<AnnouncedNetwork>,
     /// QUIC handshakes since the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handshakes: Option<Handshakes>,
@@ -557,9 +562,12 @@ pub struct Path {
     /// Variation of the round-trip time, in ms.
     #[serde(serialize_with = "finite")]
     pub jitter_ms: f64,
-    /// Loss of what this end sent in the last 10 s, in percent.
+    /// Loss of what this end sent in the last 10 s, in percent; unknown where `recent_packets` is 0.
     #[serde(serialize_with = "finite")]
     pub loss_pct: f64,
+    /// QUIC packets sent in the last 10 s.
+    #[serde(default)]
+    pub recent_packets: u64,
     /// Congestion controller at this end; left out where there is no connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cc: Option<String>,
@@ -604,13 +612,18 @@ impl Path {
         self.state != PathState::Down && self.rtt_ms > 0.0
     }
 
+    /// The loss (percent), if the path works and anything was sent that could be lost.
+    pub fn loss(&self) -> Option<f64> {
+        (self.is_measured() && self.recent_packets > 0).then_some(self.loss_pct)
+    }
+
     /// The metrics of each path.
     pub const METRICS: &[Metric<Self>] = metrics! { path: Path;
         "path_active" Gauge path.state == PathState::Active, "Whether a path carries data.";
         "path_rtt_seconds" Gauge seconds(path.rtt_ms), "Smoothed round-trip time.";
         "path_min_rtt_seconds" Gauge seconds(path.min_rtt_ms), "Lowest measured round-trip time.";
         "path_jitter_seconds" Gauge seconds(path.jitter_ms), "Variation of the round-trip time.";
-        "path_loss_ratio" Gauge ratio(path.loss_pct), "Loss of what this end sent in the last 10 s.";
+        "path_loss_ratio" Gauge path.loss().map(ratio), "Loss of what this end sent in the last 10 s.";
         "path_congestion_window_bytes" Gauge path.cwnd_bytes, "Congestion window.";
         "path_in_flight_bytes" Gauge path.in_flight_bytes, "Data sent and not yet acknowledged.";
         "path_delivery_bytes_per_second" Gauge bytes(path.rate_bps),
@@ -686,7 +699,7 @@ pub struct Client {
     pub paths: Vec<Path>,
 }
 
-word_schemas!(State, KillSwitchState, LinkState, PathState, UserState);
+word_schemas!(State, KillSwitchState, LinkState, NetworkState, PathState, UserState);
 
 fn is_zero(number: &u64) -> bool {
     *number == 0

@@ -39,6 +39,7 @@ pub fn render(status: &Status, rates: &Rates, sections: Sections, width: usize) 
     section(&mut text, links(&status.links, Some((status, rates))), width);
     pipe_reasons(&status.links).iter().for_each(|reason| say(&mut text, "", reason));
     section(&mut text, clients(status, rates), width);
+    section(&mut text, announced(status), width);
     section(&mut text, classes(status), width);
     if sections.paths {
         section(&mut text, paths(status, rates), width);
@@ -313,7 +314,7 @@ fn paths(status: &Status, rates: &Rates) -> Table {
             down,
             up,
             figures.rtt_text(),
-            measured(percent(path.loss_pct)),
+            known(path.loss(), percent),
             path.reason.clone(),
             measured(format_ms(path.jitter_ms)),
             figures.capacity_text(),
@@ -323,6 +324,15 @@ fn paths(status: &Status, rates: &Rates) -> Table {
             path.fec.map_or(String::new(), |fec| repair_effect(fec.percent, fec.made_good, fec.wasted)),
             path.remote_text(),
         ]);
+    }
+    table.without_empty_columns()
+}
+
+fn announced(status: &Status) -> Table {
+    let mut table = Table::new("network|behind|state|reason");
+    for one in &status.announced {
+        let behind = one.user.as_deref().unwrap_or("this client");
+        table.row([one.text(), behind.to_owned(), one.state.as_str().to_owned(), one.reason.clone()]);
     }
     table.without_empty_columns()
 }
@@ -638,6 +648,7 @@ cams      asleep            –           –        –       –  0.0 ms      
             rtt_ms: 4321.0,
             heard_s: Some(if link.state == LinkState::Down { 3599.0 } else { 0.1 }),
             loss_pct: 100.0,
+            recent_packets: 1000,
             link_rate_bps: Some(999_900_000),
             link_rate_age_s: Some(90.0),
             remote: "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".parse().unwrap(),

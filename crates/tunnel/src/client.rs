@@ -29,6 +29,7 @@ mod udp;
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
+use ipnet::IpNet;
 use mpvpn_masque::h3::{H3Error, Side};
 use mpvpn_quic::{
     Connection, ConnectionHandle, Endpoint, Event as QuicEvent, Handled, LocalAddress, LostReason, Transmit,
@@ -84,6 +85,8 @@ pub struct Client {
     was_up: bool,
     silence: Silence,
     echo_watch: Option<EchoWatch>,
+    /// The networks behind this client that it announces.
+    announced: Vec<IpNet>,
 }
 
 impl Client {
@@ -105,6 +108,7 @@ impl Client {
             was_up: false,
             silence: Silence::new(now),
             echo_watch: None,
+            announced: Vec::new(),
         }
     }
 
@@ -113,6 +117,22 @@ impl Client {
         self.echo_watch = Some(watch);
         if let Some(session) = &mut self.session {
             session.multipath.echo_watch = self.echo_watch.clone();
+        }
+    }
+
+    /// Announces these networks behind this client in place of those before; packets of theirs pass once the
+    /// server takes them.
+    pub fn announce(&mut self, now: Instant, networks: Vec<IpNet>) {
+        if self.announced != networks {
+            self.announced = networks;
+            self.send_announcement();
+            self.drive_session(now);
+        }
+    }
+
+    fn send_announcement(&mut self) {
+        if let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) {
+            session.announce(connection, &self.announced);
         }
     }
 

@@ -39,6 +39,7 @@ mod relay;
 mod server;
 mod session_flows;
 mod shapers;
+mod sites;
 mod udp;
 mod user_memory;
 #[cfg(test)]
@@ -59,7 +60,7 @@ pub use events::{
 };
 pub use forward::{ForwardError, ForwardEvent, Forwarder, ResponseStatus};
 pub use instance::ClientInstance;
-pub use mpvpn_masque::capsule::LinkPolicy;
+pub use mpvpn_masque::capsule::{LinkPolicy, Site, SiteState};
 pub use mpvpn_quic::ProcessBytes;
 pub use multipath::{
     FecCounters, PathFecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates,
@@ -72,4 +73,5 @@ pub use server::{
     Authenticate, AuthenticatedUser, CertificateId, ClosedConnection, CredentialId, FilterRequest,
     Reconfiguration, Server, ServerConfig, ServerCounters, ServerEvent, SessionReport, TunOutcome,
 };
+pub use sites::{MAX_NETWORKS_OF_SESSION, SiteTable};
 pub use udp::UdpId;

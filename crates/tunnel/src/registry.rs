@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_quic::{ConnectionHandle, ProcessBytes, UserBytes};
 use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
@@ -23,6 +23,7 @@ use crate::{
     accounts::{Accounts, UserAccount},
     instance::{Claim, SessionHolder},
     session_flows::SessionFlows,
+    sites::{Announcements, SiteTable},
     user_memory::MemoryOfUsers,
 };
 
@@ -148,6 +149,8 @@ struct Inner {
     sessions: BTreeMap<SessionSecret, Session>,
     /// The number of sessions of each user that has any.
     users: BTreeMap<String, u32>,
+    /// The sessions of each user, by the user's name in lower case.
+    by_name: BTreeMap<String, BTreeSet<SessionSecret>>,
     by_ip: FxHashMap<IpAddr, SessionSecret>,
     max_sessions: usize,
     /// How often two machines showed the secret of one session.
@@ -158,6 +161,9 @@ struct Inner {
     mtus: BTreeMap<u8, usize>,
     accounts: Accounts,
     memory: MemoryOfUsers,
+    announcements: Announcements,
+    /// The networks behind clients that are in force.
+    sites: Arc<SiteTable>,
 }
 
 /// The bytes that may be held for all clients, unless the edge says otherwise: 256 MiB.
@@ -171,6 +177,8 @@ pub struct Registry {
     leases_changed: Arc<AtomicBool>,
     /// Whether what users have carried is to be counted since [`Registry::take_count_due`].
     count_due: Arc<AtomicBool>,
+    /// Whether other networks behind clients are wanted since [`Registry::take_sites_due`].
+    sites_due: Arc<AtomicBool>,
 }
 
 impl Registry {
@@ -180,6 +188,7 @@ impl Registry {
             pool: AddressPool::new(v4, v6),
             sessions: BTreeMap::new(),
             users: BTreeMap::new(),
+            by_name: BTreeMap::new(),
             by_ip: FxHashMap::default(),
             max_sessions,
             shared_secrets: 0,
@@ -188,8 +197,11 @@ impl Registry {
             mtus: BTreeMap::new(),
             accounts: Accounts::default(),
             memory: MemoryOfUsers::new(MAX_HELD_BYTES),
+            announcements: Announcements::default(),
+            sites: Arc::default(),
         };
-        Self { inner: Arc::new(Mutex::new(inner)), leases_changed: Arc::default(), count_due: Arc::default() }
+        let inner = Arc::new(Mutex::new(inner));
+        Self { inner, leases_changed: Arc::default(), count_due: Arc::default(), sites_due: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -283,6 +295,60 @@ impl Registry {
         self.count_due.load(Ordering::Relaxed) && self.count_due.swap(false, Ordering::Relaxed)
     }
 
+    /// A session announces these networks behind its client, whose user may announce parts of others, and
+    /// whose links have these addresses. Returns whether other networks are wanted.
+    pub(crate) fn announce(
+        &self,
+        secret: SessionSecret,
+        user: &str,
+        networks: Vec<IpNet>,
+        (allowed, links): (Vec<IpNet>, Vec<IpAddr>),
+    ) -> bool {
+        let changed = self.lock().announcements.announce(secret, user, networks, (allowed, links));
+        self.note_sites_due(changed);
+        changed
+    }
+
+    /// Sets the networks of the server's machine, which no client can announce.
+    pub fn reserve_networks(&self, reserved: Vec<IpNet>) {
+        let changed = self.lock().announcements.reserve(reserved);
+        self.note_sites_due(changed);
+    }
+
+    /// Sets the networks of which users may announce parts.
+    pub fn allow_networks(&self, allowed: impl Fn(&str) -> Vec<IpNet>) {
+        let changed = self.lock().announcements.allow(allowed);
+        self.note_sites_due(changed);
+    }
+
+    fn note_sites_due(&self, changed: bool) {
+        if changed {
+            self.sites_due.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether other networks behind clients are wanted since the last call: the edge prepares the machine
+    /// for [`Self::wanted_sites`], then calls [`Self::put_sites_in_force`], and
+    /// [`Server::update_sites`](crate::Server::update_sites) at all shards. Does not take the lock.
+    pub fn take_sites_due(&self) -> bool {
+        self.sites_due.load(Ordering::Relaxed) && self.sites_due.swap(false, Ordering::Relaxed)
+    }
+
+    /// The networks behind clients as sessions and users are now.
+    pub fn wanted_sites(&self) -> SiteTable {
+        self.lock().announcements.table()
+    }
+
+    /// The machine is prepared for these networks behind clients.
+    pub fn put_sites_in_force(&self, sites: SiteTable) {
+        self.lock().sites = Arc::new(sites);
+    }
+
+    /// The networks behind clients that are in force.
+    pub fn sites(&self) -> Arc<SiteTable> {
+        Arc::clone(&self.lock().sites)
+    }
+
     /// Sets how much memory the process may allocate (bytes), before the first shard is made.
     pub fn set_max_held(&self, bytes: usize) {
         self.lock().memory = MemoryOfUsers::new(bytes);
@@ -334,17 +400,30 @@ impl Registry {
         (inner.pool.v4_net(), inner.pool.v6_net())
     }
 
-    /// The user of the session with this address.
+    /// The user of the session with this address, or behind whose client it is.
     pub fn user_of(&self, ip: IpAddr) -> Option<String> {
+        let inner = self.lock();
+        Some(inner.session_of(ip)?.user.clone())
+    }
+
+    /// The user of the session with this very address.
+    pub fn user_at(&self, ip: IpAddr) -> Option<String> {
         let inner = self.lock();
         Some(inner.sessions.get(inner.by_ip.get(&ip)?)?.user.clone())
     }
 
-    /// A shard that has a connection of the session with this address.
+    /// The first addresses of the sessions of a user, whose name is in lower case.
+    pub fn addresses_of(&self, name: &str) -> Vec<IpAddr> {
+        let inner = self.lock();
+        let secrets = inner.by_name.get(name).into_iter().flatten();
+        let addresses = secrets.filter_map(|secret| inner.pool.addresses(secret));
+        addresses.flat_map(|all| all.first().iter().collect::<Vec<_>>()).collect()
+    }
+
+    /// A shard that has a connection of the session with this address, or behind whose client it is.
     pub(crate) fn shard_of(&self, ip: IpAddr) -> Option<u8> {
         let inner = self.lock();
-        let session = inner.sessions.get(inner.by_ip.get(&ip)?)?;
-        session.connections.values().next().map(|slot| slot.shard)
+        inner.session_of(ip)?.connections.values().next().map(|slot| slot.shard)
     }
 
     /// Admits a connection to the session whose secret it shows, or to a new session with a secret from
@@ -396,9 +475,11 @@ impl Registry {
         inner.last_serial += 1;
         let serial = inner.last_serial;
         let (last_session, users) = (&mut inner.last_session, &mut inner.users);
+        let by_name = &mut inner.by_name;
         let session = inner.sessions.entry(secret).or_insert_with(|| {
             *last_session = last_session.wrapping_add(1);
             *users.entry(request.user.to_owned()).or_default() += 1;
+            by_name.entry(request.user.to_ascii_lowercase()).or_default().insert(secret);
             let (user, max_leases) = (request.user.to_owned(), request.limits.max_sessions);
             let (id, holder) = (SessionId(*last_session), SessionHolder::new(request.instance));
             let (connections, flows) = (BTreeMap::new(), SessionFlows::default());
@@ -475,19 +556,33 @@ impl Registry {
         if !session.connections.is_empty() {
             return;
         }
-        if let Some(session) = inner.sessions.remove(secret)
-            && let Entry::Occupied(mut count) = inner.users.entry(session.user)
-        {
-            match *count.get() {
-                1 => drop(count.remove()),
-                _ => *count.get_mut() -= 1,
+        if let Some(session) = inner.sessions.remove(secret) {
+            if let Entry::Occupied(mut named) = inner.by_name.entry(session.user.to_ascii_lowercase()) {
+                named.get_mut().remove(secret);
+                if named.get().is_empty() {
+                    named.remove();
+                }
+            }
+            if let Entry::Occupied(mut count) = inner.users.entry(session.user) {
+                match *count.get() {
+                    1 => drop(count.remove()),
+                    _ => *count.get_mut() -= 1,
+                }
             }
         }
         for ip in inner.pool.addresses(secret).iter().flat_map(AddressSet::iter) {
             inner.by_ip.remove(&ip);
         }
         inner.pool.release(now, secret);
+        let withdrawn = inner.announcements.withdraw(secret);
         self.note_lease_change();
+        self.note_sites_due(withdrawn);
+    }
+}
+
+impl Inner {
+    fn session_of(&self, ip: IpAddr) -> Option<&Session> {
+        self.sessions.get(self.by_ip.get(&ip).or_else(|| self.sites.session_of(ip))?)
     }
 }
 

@@ -22,6 +22,7 @@ mod requests;
 mod routes;
 mod session_connections;
 mod sessions;
+mod sites;
 mod udp;
 
 use std::{
@@ -40,7 +41,7 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Instant};
 
 use crate::{
-    AddressSet, ConnectionSlot, Registry, RelayId, SessionSecret, UdpId,
+    AddressSet, ConnectionSlot, Registry, RelayId, SessionSecret, SiteTable, UdpId,
     client::clamp_received,
     coalescing::CoalescingLimit,
     events::{Changes, ServerChange},
@@ -74,6 +75,8 @@ pub struct Server {
     /// The memory of the process.
     process_bytes: Arc<ProcessBytes>,
     routes: Routes,
+    /// The networks behind clients.
+    sites: Arc<SiteTable>,
     peers: Peers<Peer>,
     sessions: Sessions,
     joiner: GroCoalescer,
@@ -109,6 +112,7 @@ impl Server {
             config,
             shard,
             process_bytes: registry.process_bytes(),
+            sites: registry.sites(),
             registry,
             peers: Peers::default(),
             sessions: Sessions::default(),
@@ -125,10 +129,11 @@ impl Server {
         }
     }
 
-    /// Whether both addresses belong to clients: such packets are written to the TUN and come back through
-    /// it.
+    /// Whether both addresses belong to clients, or to networks behind them: such packets are written to the
+    /// TUN and come back through it.
     pub fn are_clients(&self, src: IpAddr, dst: IpAddr) -> bool {
-        self.routes.is_client(src) && self.routes.is_client(dst)
+        let is_of_client = |ip| self.routes.is_client(ip) || self.sites.session_of(ip).is_some();
+        is_of_client(src) && is_of_client(dst)
     }
 
     /// Takes a UDP payload that arrived at `local`.

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ipnet::IpNet;
 use mpvpn_types::{BitRate, ByteSize};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
 
@@ -54,6 +55,8 @@ pub struct UserSettings {
     pub expires: Option<Expiry>,
     /// Fixed addresses.
     pub address: Vec<IpAddr>,
+    /// Networks that the user's clients may announce.
+    pub route: Vec<IpNet>,
     /// Sessions at once.
     pub sessions: Option<u32>,
     /// Limit of the rate at which the user's clients send.
@@ -72,6 +75,8 @@ pub struct SettingsChange {
     pub expires: Option<Option<Expiry>>,
     /// Fixed addresses.
     pub address: Option<Vec<IpAddr>>,
+    /// Networks that the user's clients may announce.
+    pub route: Option<Vec<IpNet>>,
     /// Sessions at once.
     pub sessions: Option<Option<u32>>,
     /// Limit of the rate at which the user's clients send.
@@ -84,10 +89,11 @@ pub struct SettingsChange {
 
 impl From<&UserSettings> for SettingsChange {
     fn from(settings: &UserSettings) -> Self {
-        let UserSettings { expires, address, sessions, up, down, quota } = settings.clone();
+        let UserSettings { expires, address, route, sessions, up, down, quota } = settings.clone();
         Self {
             expires: Some(expires),
             address: Some(address),
+            route: Some(route),
             sessions: Some(sessions),
             up: Some(up),
             down: Some(down),
@@ -105,13 +111,13 @@ impl SettingsChange {
             None => {}
         };
         text("expires", self.expires.map(|expires| expires.map(|expires| expires.to_string())), table);
-        match self.address.as_deref() {
-            Some([]) => drop(table.remove("address")),
-            Some(all) => {
-                table["address"] = value(all.iter().map(ToString::to_string).collect::<toml_edit::Array>());
-            }
+        let list = |key: &str, wanted: Option<Vec<String>>, table: &mut Table| match wanted {
+            Some(all) if all.is_empty() => drop(table.remove(key)),
+            Some(all) => table[key] = value(all.into_iter().collect::<toml_edit::Array>()),
             None => {}
-        }
+        };
+        list("address", self.address.as_deref().map(texts), table);
+        list("route", self.route.as_deref().map(texts), table);
         match self.sessions {
             Some(Some(sessions)) => table["sessions"] = value(i64::from(sessions)),
             Some(None) => drop(table.remove("sessions")),
@@ -121,6 +127,10 @@ impl SettingsChange {
         text("down", self.down.map(|rate| rate.map(|rate| rate.to_string())), table);
         text("quota", self.quota.map(|size| size.map(|size| size.to_string().replace(' ', ""))), table);
     }
+}
+
+fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(ToString::to_string).collect()
 }
 
 /// The users' file, locked for changes until dropped.

@@ -31,7 +31,7 @@ pub use expiry::{Expiry, ExpiryOption};
 pub use file::{LockedUsers, SettingsChange, UserCredential, UserSettings, unknown_user};
 pub use joining::Joining;
 pub use list::UserList;
-pub use options::{ChangeOptions, LimitOptions, OrNone};
+pub use options::{ChangeOptions, LimitOptions, OrNone, site_network};
 pub use paths::users_file;
 pub use quotas::UserQuotas;
 pub use text::{render_user, render_users};

@@ -58,6 +58,7 @@ impl UserList {
             "state": self.users.state(entry, now),
             "expires": entry.expires.map(|expiry| expiry.to_string()),
             "address": entry.address,
+            "route": entry.route,
             "sessions": entry.sessions,
             "up_cap_bps": entry.up.map(|rate| rate.bps()),
             "down_cap_bps": entry.down.map(|rate| rate.bps()),

@@ -3,10 +3,15 @@
 use std::{fmt::Display, net::IpAddr, num::NonZeroU32, str::FromStr, time::SystemTime};
 
 use clap::Args;
+use ipnet::IpNet;
 use mpvpn_types::{BitRate, ByteSize};
 
 use crate::{expiry::ExpiryOption, file::SettingsChange};
-use mpvpn_input::{Result, values::text};
+use mpvpn_input::{
+    Result,
+    rules::Prefix,
+    values::{Text, text},
+};
 use mpvpn_status::link_change::Limit;
 
 /// The limits of a new user.
@@ -36,6 +41,10 @@ pub struct ChangeOptions {
     /// no address
     #[arg(long, value_name = "IP|none")]
     pub address: Vec<OrNone<IpAddr>>,
+    /// Network that the user's clients may announce, whole or in parts, instead of those before; repeatable;
+    /// none: no network
+    #[arg(long, value_name = "CIDR|none", value_parser = site_network_or_none)]
+    pub route: Vec<OrNone<IpNet>>,
     /// Number of sessions (connected clients) at once; none: 64
     #[arg(long, value_name = "N|none")]
     pub sessions: Option<OrNone<NonZeroU32>>,
@@ -66,18 +75,31 @@ impl<T: FromStr<Err: Display>> FromStr for OrNone<T> {
     }
 }
 
+/// A network that clients may announce.
+///
+/// # Errors
+/// If it is none, or has bits after its prefix.
+pub fn site_network(text: &str) -> Result<IpNet, String> {
+    Prefix::read(text).map(|prefix| prefix.0)
+}
+
+fn site_network_or_none(text: &str) -> Result<OrNone<IpNet>, String> {
+    if text == "none" { Ok(OrNone(None)) } else { site_network(text).map(|net| OrNone(Some(net))) }
+}
+
 impl ChangeOptions {
     /// The change, for dates at `now`.
     ///
     /// # Errors
     /// If a date has passed.
     pub fn resolve(self, now: SystemTime) -> Result<SettingsChange> {
-        let Self { expires, address, sessions, up, down, quota } = self;
+        let Self { expires, address, route, sessions, up, down, quota } = self;
         let ahead = |option: ExpiryOption| option.resolve_ahead(now);
         Ok(SettingsChange {
             expires: expires.map(|wanted| wanted.0.map(ahead).transpose()).transpose()?,
             address: (!address.is_empty())
                 .then(|| address.into_iter().filter_map(|wanted| wanted.0).collect()),
+            route: (!route.is_empty()).then(|| route.into_iter().filter_map(|wanted| wanted.0).collect()),
             sessions: sessions.map(|wanted| wanted.0.map(NonZeroU32::get)),
             up: up.map(|limit| limit.0),
             down: down.map(|limit| limit.0),

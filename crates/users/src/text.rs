@@ -8,8 +8,8 @@ use crate::{
 };
 use mpvpn_status::{fit, section, used_of};
 
-fn addresses_of(entry: &UserEntry) -> Option<String> {
-    let all: Vec<_> = entry.address.iter().map(ToString::to_string).collect();
+fn list<T: ToString>(values: &[T]) -> Option<String> {
+    let all: Vec<_> = values.iter().map(ToString::to_string).collect();
     (!all.is_empty()).then(|| all.join(", "))
 }
 
@@ -23,7 +23,7 @@ pub fn render_users(users: &Users, quotas: &UserQuotas, now: SystemTime, width: 
         return "no users; `mpvpn user add NAME` adds one\n".to_owned();
     }
     type Cell<'a> = &'a dyn Fn(&UserEntry) -> Option<String>;
-    let columns: [(&str, Cell<'_>); 8] = [
+    let columns: [(&str, Cell<'_>); 9] = [
         ("user", &|entry| Some(entry.name.clone())),
         ("state", &|entry| Some(users.state(entry, now).to_string())),
         ("expires", &|entry| entry.expires.map(|expiry| expiry.to_string())),
@@ -31,10 +31,11 @@ pub fn render_users(users: &Users, quotas: &UserQuotas, now: SystemTime, width: 
         ("up", &|entry| entry.up.map(|rate| rate.to_string())),
         ("down", &|entry| entry.down.map(|rate| rate.to_string())),
         ("quota", &|entry| quota_of(entry, quotas, now)),
-        ("address", &addresses_of),
+        ("address", &|entry| list(&entry.address)),
+        ("route", &|entry| list(&entry.route)),
     ];
     let is_shown = |(title, cell): &(&str, Cell<'_>)| {
-        !["up", "down", "quota"].contains(title) || users.iter().any(|entry| cell(entry).is_some())
+        !["up", "down", "quota", "route"].contains(title) || users.iter().any(|entry| cell(entry).is_some())
     };
     let columns: Vec<_> = columns.into_iter().filter(is_shown).collect();
     let titles: Vec<_> = columns.iter().map(|(title, _)| *title).collect();
@@ -59,7 +60,8 @@ pub fn render_user(
         ("user", Some(entry.name.clone())),
         ("state", Some(users.state(entry, now).to_string())),
         ("expires", entry.expires.map(|expiry| expiry.to_string())),
-        ("address", addresses_of(entry)),
+        ("address", list(&entry.address)),
+        ("route", list(&entry.route)),
         ("sessions", entry.sessions.map(|sessions| format!("{sessions} at once"))),
         ("up", entry.up.map(|rate| rate.to_string())),
         ("down", entry.down.map(|rate| rate.to_string())),

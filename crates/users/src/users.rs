@@ -24,7 +24,7 @@ use mpvpn_config::{
 use mpvpn_identity::{identity::Fingerprint, token::Token};
 use mpvpn_input::{
     Error, Result, files,
-    rules::UserName,
+    rules::{Prefix, UserName},
     shared::Shared,
     values::{Many, One, OneOrNumber, Text},
 };
@@ -34,6 +34,8 @@ use mpvpn_status::UserState;
 pub const MAX_USERS: usize = 10_000;
 /// Fixed addresses of a user. Chosen. More: one user takes the addresses of others.
 const MAX_ADDRESSES: usize = 16;
+/// Networks that a user's clients may announce. Chosen: each is compared with each announced one.
+const MAX_ROUTES: usize = 256;
 /// The expected content of the file, for errors.
 pub(crate) const EXPECTED: &str = "users, each with a name, and most with the SHA-256 of a token";
 /// A user in the file.
@@ -61,6 +63,11 @@ pub struct UserEntry {
     #[serde(default, deserialize_with = "addresses")]
     #[schemars(with = "Many<FixedAddress>")]
     pub address: Vec<IpAddr>,
+    /// Networks that the user's clients may announce, whole or in parts: then those behind the server and
+    /// other clients reach them there [default: none]
+    #[serde(default, with = "Many::<Prefix>")]
+    #[schemars(with = "Many<Prefix>")]
+    pub route: Vec<IpNet>,
     /// Number of sessions (connected clients) at once; `max-sessions` of a table `[[limit]]` counts, too,
     /// the smaller of both [default: 64]
     #[serde(default, deserialize_with = "sessions")]
@@ -163,6 +170,13 @@ impl Users {
                     entry.address.len()
                 ));
             }
+            if entry.route.len() > MAX_ROUTES {
+                return Err(format!(
+                    "user `{}` with {} networks in `route`, at most {MAX_ROUTES} work",
+                    entry.name,
+                    entry.route.len()
+                ));
+            }
             for address in &entry.address {
                 if let Some(other) = owners.insert(*address, &entry.name) {
                     return Err(format!("the address {address} twice, of `{other}` and `{}`", entry.name));
@@ -217,6 +231,11 @@ impl Users {
     /// The fixed addresses of all users.
     pub fn fixed_addresses(&self) -> impl Iterator<Item = (IpAddr, String)> {
         self.all.iter().flat_map(|entry| entry.address.iter().map(|address| (*address, entry.name.clone())))
+    }
+
+    /// The networks that a user's clients may announce.
+    pub fn site_networks(&self, name: &str) -> Vec<IpNet> {
+        self.get(name).map_or(Vec::new(), |entry| entry.route.clone())
     }
 
     /// Whether there are no users, so that every request is refused.

@@ -6,7 +6,7 @@ use mpvpn_input::role::Role;
 use mpvpn_os::{
     firewall::{
         AddressGuard, ClientFilter, Exit, FilterRule, MarkBits, MarkRule, Masquerade, Origin, PacketMatch,
-        Rules,
+        Rules, SiteNetwork, SiteRules,
     },
     kill_switch::Exceptions,
     netlink::{Family, Interface, Route, Rule},
@@ -22,6 +22,7 @@ pub(crate) const CLIENT: &str = "server = 'vpn.example:443'\n\
     pin = ['0000000000000000000000000000000000000000000000000000000000000000']\n\
     token = 'abcdefghijklmnopqrstuvwxyz012345'\npath = ['wwan*', 'eth0']\nkill-switch = true\nkill-switch-lan = false\n\
     cc = 'bbr'\nscheduler = 'weighted'\nlane = 'auto'\npipes = 'auto'\nroutes = 'all'\nkeep-routes = ['192.168.0.0/16']\n\
+    announce = ['192.168.7.0/24', { network = '192.168.1.0/24', as = '10.77.1.0/24' }]\naccept-from = ['10.0.0.0/8']\n\
     dns = ['10.1.0.1']\ndns-local = ['home.arpa']\nshare = ['lan0', '192.168.7.0/24']\nshards = 1\nname = 'home'\n\
     tun-name = 'mpvpn7'\nvia = 'http://user:p%40ss@proxy.example:3128'\ntransport = 'auto'\nreload = 'auto'\n\
     metrics = '127.0.0.1:9100'\ndashboard = '127.0.0.1:9470'\nlog-level = 'debug'\nconfine = 'on'\nqlog = '/tmp/q'\n\
@@ -152,6 +153,15 @@ fn rules() -> Rules {
         mark_rules: vec![MarkRule { packets, set: MarkBits { value: 1 << 24, mask: 15 << 24 } }],
         exempt_mark: Some(MarkBits { value: 1, mask: 1 }),
         guards: vec![AddressGuard { interface: "mpvpn0".to_owned(), addresses: vec![[10, 0, 0, 2].into()] }],
+        site: Some(SiteRules {
+            tun: "mpvpn0".to_owned(),
+            networks: vec![SiteNetwork {
+                network: "192.168.1.0/24".parse().expect("a network"),
+                announced: "10.77.1.0/24".parse().expect("a network"),
+            }],
+            accept_from: vec!["10.0.0.0/8".parse().expect("a network")],
+            masquerade: true,
+        }),
     }
 }
 

@@ -34,7 +34,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 22] = [
+const PAGES: [&str; 23] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -57,6 +57,7 @@ const PAGES: [&str; 22] = [
     "docs/guide/server-certificates.md",
     "docs/guide/server-site.md",
     "docs/guide/server-without-root.md",
+    "docs/guide/networks-behind-clients.md",
 ];
 
 #[test]
@@ -101,6 +102,7 @@ pages! {
     certificates_of_a_server 19
     a_server_that_strangers_see 20
     a_server_without_root 21
+    networks_behind_clients 22
 }
 
 fn play(path: &str) {

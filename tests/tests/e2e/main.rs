@@ -62,6 +62,7 @@ mod service;
 mod setup;
 mod shards;
 mod sharing;
+mod sites;
 mod soak;
 mod status;
 mod streams;

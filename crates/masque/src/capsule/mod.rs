@@ -9,11 +9,13 @@ mod demux;
 mod link;
 mod range;
 mod reader;
+mod sites;
 
 pub use demux::{CapsuleDemux, CapsulePart};
 pub use link::{LinkNotice, LinkPolicy};
 pub use range::{IpRange, RangeError, routes_sorted};
 pub use reader::CapsuleReader;
+pub use sites::{Site, SiteState};
 
 use crate::{h3::code, varint};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -39,6 +41,8 @@ pub const ADDRESS_REQUEST: u64 = 0x02;
 pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
 /// LINK, an extension of mpvpn: a client's policy for the link under a path (docs/protocol.md).
 pub const LINK: u64 = 0x2d70_766c;
+/// SITES, an extension of mpvpn: the networks behind clients (docs/protocol.md).
+pub const SITES: u64 = 0x2d70_7673;
 /// Maximum length in bytes of the value of a LINK capsule: its fields take up to 42, and the rest is for
 /// later versions.
 pub const MAX_LINK_LEN: usize = 64;
@@ -56,6 +60,8 @@ pub enum Capsule {
     RouteAdvertisement(Vec<IpRange>),
     /// The sender's policy for the link under one of the paths.
     Link(LinkNotice),
+    /// All networks behind clients that the receiver may reach, and those that it announced.
+    Sites(Vec<Site>),
     /// An unknown capsule type. Its value is skipped, and it encodes to nothing.
     Unknown {
         /// The capsule type.
@@ -234,7 +240,7 @@ impl Capsule {
     fn size_limit(kind: u64) -> Option<usize> {
         match kind {
             DATAGRAM => Some(MAX_DATAGRAM_LEN),
-            ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT => Some(MAX_CAPSULE_LEN),
+            ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT | SITES => Some(MAX_CAPSULE_LEN),
             LINK => Some(MAX_LINK_LEN),
             _ => None,
         }
@@ -248,6 +254,7 @@ impl Capsule {
             ADDRESS_REQUEST => parse_request(&value),
             ROUTE_ADVERTISEMENT => parse_routes(&value),
             LINK => LinkNotice::parse(&value).map(Self::Link),
+            SITES => sites::parse(&value).map(Self::Sites),
             kind => Ok(Self::Unknown { kind }),
         }
     }
@@ -270,6 +277,7 @@ impl Capsule {
             }
             Self::RouteAdvertisement(list) => encode_routes(list, out),
             Self::Link(notice) => notice.encode(out),
+            Self::Sites(list) => sites::encode(list, out),
             Self::Unknown { .. } => {}
         }
     }

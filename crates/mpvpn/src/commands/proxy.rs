@@ -35,8 +35,21 @@ pub(crate) struct Proxy {
 }
 
 /// Options that only apply with a TUN device.
-const OF_A_TUN: &[&str] =
-    &["tun_name", "lane", "routes", "dns", "kill_switch", "kill_switch_lan", "share", "shards"];
+const OF_A_TUN: &[&str] = &[
+    "tun_name",
+    "lane",
+    "routes",
+    "keep_routes",
+    "dns",
+    "dns_local",
+    "kill_switch",
+    "kill_switch_lan",
+    "share",
+    "announce",
+    "accept_from",
+    "masquerade",
+    "shards",
+];
 
 fn hide(arg: clap::Arg) -> clap::Arg {
     let arg = match arg.get_id().as_str() {

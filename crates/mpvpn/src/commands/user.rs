@@ -3,13 +3,15 @@
 use std::{io::IsTerminal, net::IpAddr, path::PathBuf, process::ExitCode, time::SystemTime};
 
 use clap::{Args, Parser, Subcommand};
+use ipnet::IpNet;
 use mpvpn_config::{ConfigSource, ServerConfig, ServerOptions};
 use mpvpn_identity::token::Token;
 use mpvpn_input::{Error, dirs};
 use mpvpn_server as server;
 use mpvpn_users::{
     ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
-    Users, check_addresses, host::HostOption, render_user, render_users, unknown_user, users_file,
+    Users, check_addresses, host::HostOption, render_user, render_users, site_network, unknown_user,
+    users_file,
 };
 use qrcode::{EcLevel, QrCode, render::unicode::Dense1x2};
 use serde_json::{Value, json};
@@ -28,6 +30,8 @@ Examples:
       a user whose access ends after 90 days, with one client at a time
   mpvpn user add backup --address 10.0.0.7 --host vpn.example:4433
       a user with a fixed address in the tunnel; the link says how the server is reached
+  mpvpn user add office --route 192.168.7.0/24
+      a user behind whose clients others reach this network (`announce` at the client)
   mpvpn user add guest --up 5mbit --down 20mbit --quota 50GB
       all clients of guest together send at most 5 and receive at most 20 Mbit/s, and carry 50 GB a month
   mpvpn user set guest --down none --quota 100GB --expires 2027-01-31
@@ -62,6 +66,10 @@ enum UserCommand {
         /// Address in the tunnel that this user has and nobody else; repeatable
         #[arg(long, value_name = "IP")]
         address: Vec<IpAddr>,
+        /// Network that the user's clients may announce, whole or in parts, so that others reach it there;
+        /// repeatable
+        #[arg(long, value_name = "CIDR", value_parser = site_network)]
+        route: Vec<IpNet>,
         /// Number of sessions (connected clients) at once [default: 64]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         sessions: Option<u32>,
@@ -196,13 +204,13 @@ impl UserCommand {
     fn perform(self) -> mpvpn_input::Result<String> {
         let now = SystemTime::now();
         let text = match self {
-            Self::Add { user: Name { name }, expires, address, sessions, limits, shown, files } => {
+            Self::Add { user: Name { name }, expires, address, route, sessions, limits, shown, files } => {
                 let config = files.load()?;
                 check_addresses(&config, &address)?;
                 let expires = expires.map(|option| option.resolve_ahead(now)).transpose()?;
                 let joining = Joining::new(&config, shown.host)?;
                 let LimitOptions { up, down, quota } = limits;
-                let settings = UserSettings { expires, address, sessions, up, down, quota };
+                let settings = UserSettings { expires, address, route, sessions, up, down, quota };
                 let mut users = LockedUsers::open(&users_file(&config))?;
                 let token = users.add_with_credential(&name, &settings, joining.credential)?;
                 drop(users);

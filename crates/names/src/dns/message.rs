@@ -31,7 +31,7 @@ pub fn answers(response: &[u8], query: &[u8]) -> bool {
 
 /// The message; `None` if it is malformed, or shorter than the counts in its header claim, for which memory
 /// would be allocated.
-fn parse(message: &[u8]) -> Option<Packet<'_>> {
+pub(super) fn parse(message: &[u8]) -> Option<Packet<'_>> {
     has_plausible_counts(message).then(|| Packet::parse(message).ok()).flatten()
 }
 

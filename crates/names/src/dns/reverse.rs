@@ -15,7 +15,7 @@ pub(crate) async fn name_in_tunnel(address: IpAddr, resolvers: &[IpAddr], device
     name_in_response(&first_response(&resolvers, exchange).await?)
 }
 
-fn reverse_domain(address: IpAddr) -> String {
+pub(super) fn reverse_domain(address: IpAddr) -> String {
     match address.to_canonical() {
         IpAddr::V4(ip) => {
             let [a, b, c, d] = ip.octets();

@@ -14,9 +14,9 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, Session, apply, list,
+    Change, Session, Site, apply, list,
     marking::{PROTOCOLS_WITH_PORTS, merged_ranges},
-    script::{REJECT, any_of, chain, hook_chain, protocol_of, quoted, replacement, set},
+    script::{ANSWERS, REJECT, any_of, chain, hook_chain, protocol_of, quoted, replacement, set},
     table_name,
 };
 use crate::error::OsError;
@@ -66,7 +66,7 @@ impl ClientFilter {
     /// # Errors
     /// If nft is missing or refuses it.
     pub fn install(&self) -> Result<(), OsError> {
-        self.install_with(&BTreeMap::new())
+        self.install_with(&BTreeMap::new(), &BTreeMap::new())
     }
 
     /// Removes the table; it is fine if there is none.
@@ -77,15 +77,21 @@ impl ClientFilter {
         apply(Change::Remove(self.table()))
     }
 
-    fn install_with(&self, sessions: &BTreeMap<IpAddr, usize>) -> Result<(), OsError> {
-        apply(Change::Clients(self.clone(), sessions.iter().map(|(&address, &it)| (address, it)).collect()))
+    fn install_with(
+        &self,
+        sessions: &BTreeMap<IpAddr, usize>,
+        sites: &BTreeMap<IpNet, usize>,
+    ) -> Result<(), OsError> {
+        let sessions = sessions.iter().map(|(&address, &profile)| (address, profile)).collect();
+        let sites = sites.iter().map(|(&network, &profile)| (network, profile)).collect();
+        apply(Change::Clients(self.clone(), sessions, sites))
     }
 
     pub(crate) fn table(&self) -> String {
         format!("{}_clients", table_name(&self.tun))
     }
 
-    pub(super) fn script(&self, sessions: &[Session]) -> String {
+    pub(super) fn script(&self, sessions: &[Session], sites: &[Site]) -> String {
         // No errors about packets to several hosts (RFC 1122, section 3.2.2).
         let refuse = ["jump unguarded", "fib daddr type { broadcast, multicast } drop", REJECT];
         let mut objects =
@@ -99,6 +105,8 @@ impl ClientFilter {
         for is_v4 in [true, false] {
             let kind = if is_v4 { "ipv4_addr : verdict" } else { "ipv6_addr : verdict" };
             objects.push(set(("map", map_name(is_v4), kind), &elements(sessions, is_v4)));
+            let kind = format!("{kind}; flags interval");
+            objects.push(set(("map", site_map_name(is_v4), &kind), &site_elements(sites, is_v4)));
         }
         objects.push(chain("from_clients", self.rules_from_clients()));
         let rules = self.prerouting_rules();
@@ -121,21 +129,16 @@ impl ClientFilter {
     }
 
     fn rules_from_clients(&self) -> Vec<String> {
-        // Answers of clients. Packets of connections that clients opened are judged one by one.
-        let answers = [
-            "ct state == established ct direction reply accept",
-            "ct state == related meta l4proto { 1, 58 } accept",
-        ];
-        let mut rules = answers.map(str::to_owned).to_vec();
+        let mut rules = ANSWERS.map(str::to_owned).to_vec();
         if self.is_isolated {
             rules.extend(self.addresses.iter().map(|net| {
                 let own = net.addr();
                 format!("{} {} daddr != {own} {REJECT}", to(&net.trunc()), protocol_of(net))
             }));
         }
-        rules.extend([true, false].map(|is_v4| {
+        rules.extend([true, false].into_iter().flat_map(|is_v4| {
             let protocol = if is_v4 { "ip" } else { "ip6" };
-            format!("{protocol} saddr vmap @{}", map_name(is_v4))
+            [map_name(is_v4), site_map_name(is_v4)].map(|map| format!("{protocol} saddr vmap @{map}"))
         }));
         rules.push(format!("goto {}", profile_chain(0)));
         rules
@@ -156,12 +159,14 @@ pub struct SessionProfiles {
     filter: ClientFilter,
     /// Addresses that have another profile than the first one.
     assigned: BTreeMap<IpAddr, usize>,
+    /// The same for networks behind clients.
+    sites: BTreeMap<IpNet, usize>,
 }
 
 impl SessionProfiles {
     /// Those of a filter that was just installed: all addresses have the first profile.
     pub fn new(filter: ClientFilter) -> Self {
-        Self { filter, assigned: BTreeMap::new() }
+        Self { filter, assigned: BTreeMap::new(), sites: BTreeMap::new() }
     }
 
     /// Gives addresses their profiles, in one transaction. The later entry for an address counts. Without a
@@ -188,8 +193,22 @@ impl SessionProfiles {
         Ok(())
     }
 
+    /// Gives networks behind clients their profiles, in one transaction, in place of those before.
+    ///
+    /// # Errors
+    /// If nft is missing or refuses; then nothing has changed.
+    pub fn set_sites(&mut self, sites: impl IntoIterator<Item = (IpNet, usize)>) -> Result<(), OsError> {
+        let sites = with_others(sites);
+        if sites != self.sites {
+            let wanted = sites.iter().map(|(&network, &profile)| (network, profile)).collect();
+            apply(Change::Sites(self.filter.table(), wanted))?;
+            self.sites = sites;
+        }
+        Ok(())
+    }
+
     /// Replaces the rules of all users, in one transaction. `sessions`: the addresses of all sessions with
-    /// their profiles among the new ones; all others have the first.
+    /// their profiles among the new ones, `sites`: the networks behind clients; all others have the first.
     ///
     /// # Errors
     /// If nft is missing or refuses the rules; then nothing has changed.
@@ -198,11 +217,12 @@ impl SessionProfiles {
         is_isolated: bool,
         profiles: Vec<Profile>,
         sessions: impl IntoIterator<Item = (IpAddr, usize)>,
+        sites: impl IntoIterator<Item = (IpNet, usize)>,
     ) -> Result<(), OsError> {
         let filter = ClientFilter { is_isolated, profiles, ..self.filter.clone() };
-        let assigned = sessions.into_iter().filter(|(_, profile)| *profile != 0).collect();
-        filter.install_with(&assigned)?;
-        (self.filter, self.assigned) = (filter, assigned);
+        let (assigned, sites) = (with_others(sessions), with_others(sites));
+        filter.install_with(&assigned, &sites)?;
+        (self.filter, self.assigned, self.sites) = (filter, assigned, sites);
         Ok(())
     }
 
@@ -214,13 +234,32 @@ impl SessionProfiles {
         if list(&self.filter.table())?.is_some() {
             return Ok(false);
         }
-        self.filter.install_with(&self.assigned)?;
+        self.filter.install_with(&self.assigned, &self.sites)?;
         Ok(true)
     }
 
     fn profile(&self, address: IpAddr) -> usize {
         self.assigned.get(&address).copied().unwrap_or(0)
     }
+}
+
+/// Those that have another profile than the first one.
+fn with_others<T: Ord>(all: impl IntoIterator<Item = (T, usize)>) -> BTreeMap<T, usize> {
+    all.into_iter().filter(|(_, profile)| *profile != 0).collect()
+}
+
+/// The script that replaces the networks behind clients in the maps of `table`.
+pub(super) fn site_change(table: &str, sites: &[Site]) -> String {
+    let mut script = String::new();
+    for is_v4 in [true, false] {
+        let map = site_map_name(is_v4);
+        script += &format!("flush map inet {table} {map}\n");
+        let elements = site_elements(sites, is_v4);
+        if !elements.is_empty() {
+            script += &format!("add element inet {table} {map} {}\n", any_of(elements));
+        }
+    }
+    script
 }
 
 /// The script that takes sessions out of the maps of `table`, and adds others.
@@ -244,12 +283,28 @@ fn elements(sessions: &[Session], is_v4: bool) -> Vec<String> {
     of_family.map(|(address, profile)| format!("{address} : goto {}", profile_chain(*profile))).collect()
 }
 
+/// The elements of the map of networks of one family, without those inside others: they are of the same user,
+/// and nft refuses them.
+fn site_elements(sites: &[Site], is_v4: bool) -> Vec<String> {
+    let mut outer: Vec<&Site> = Vec::new();
+    for site in sites.iter().filter(|(net, _)| net.addr().is_ipv4() == is_v4) {
+        if !outer.last().is_some_and(|(last, _)| last.contains(&site.0)) {
+            outer.push(site);
+        }
+    }
+    outer.into_iter().map(|(net, profile)| format!("{net} : goto {}", profile_chain(*profile))).collect()
+}
+
 fn profile_chain(number: usize) -> String {
     format!("profile_{number}")
 }
 
 fn map_name(is_v4: bool) -> &'static str {
     if is_v4 { "profiles4" } else { "profiles6" }
+}
+
+fn site_map_name(is_v4: bool) -> &'static str {
+    if is_v4 { "site_profiles4" } else { "site_profiles6" }
 }
 
 /// A rule as rules of nft: one for each family of its destinations.

@@ -11,6 +11,13 @@ use ipnet::IpNet;
 /// RFC 4443, section 3.1).
 pub(crate) const REJECT: &str = "reject with icmpx type admin-prohibited";
 
+/// Accepts answers on connections that began on the other side, and errors about them (ICMP). Packets of
+/// connections that began on this side are judged one by one.
+pub(crate) const ANSWERS: [&str; 2] = [
+    "ct state == established ct direction reply accept",
+    "ct state == related meta l4proto { 1, 58 } accept",
+];
+
 /// Removes a table whether or not it exists.
 pub(crate) fn removal(table: &str) -> String {
     // Adding first makes the deletion succeed.

@@ -240,6 +240,7 @@ impl ClassNet {
             mark_rules: mark_rules.collect(),
             exempt_mark: Some(OWN_PACKETS),
             guards,
+            site: None,
         }
     }
 }

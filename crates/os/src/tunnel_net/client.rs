@@ -60,6 +60,8 @@ pub struct ClientNetState {
     pub addresses: Vec<IpNet>,
     /// The destinations that are routed into the tunnel.
     pub routes: Routes,
+    /// Networks behind this machine, which keep their routes.
+    pub behind: Vec<IpNet>,
     /// The MTU of the TUN device, in bytes.
     pub mtu: u32,
 }
@@ -123,7 +125,7 @@ impl ClientNet {
     /// Changes the machine from the previous configuration to `wanted`. After an error the previous
     /// addresses, routes and rules are in force; the call can be repeated.
     pub fn apply(&mut self, undo: &mut UndoJournal, wanted: &ClientNetState) -> Result<(), OsError> {
-        let around = self.surroundings(&wanted.routes)?;
+        let around = self.surroundings(wanted)?;
         let steps = self.steps(wanted, &around);
         // The kernel removes IPv6 from a device whose MTU falls below 1280: grow the MTU first, shrink it
         // last.
@@ -199,8 +201,9 @@ impl ClientNet {
     }
 
     /// Looks at the machine around the tunnel, and warns of routes that it ignores from now on.
-    fn surroundings(&mut self, wanted: &Routes) -> Result<Surroundings, OsError> {
-        let kept = KeptNetworks::new(&self.netlink.addresses()?, &self.config.keep_routes);
+    fn surroundings(&mut self, wanted: &ClientNetState) -> Result<Surroundings, OsError> {
+        let named: Vec<IpNet> = self.config.keep_routes.iter().chain(&wanted.behind).copied().collect();
+        let kept = KeptNetworks::new(&self.netlink.addresses()?, &named);
         let mut routes = self.netlink.routes()?;
         routes.retain(|route| {
             let is_other = route.interface.is_some_and(|index| index != self.config.tun.index);
@@ -212,7 +215,7 @@ impl ClientNet {
         let class_routes = class_routes.filter(|route| route.table == MAIN_TABLE).collect();
         let (others, ignored): (Vec<Route>, Vec<Route>) =
             routes.into_iter().partition(|route| route.table != MAIN_TABLE || kept.keeps(&route.destination));
-        self.warn_of_ignored(wanted, &ignored);
+        self.warn_of_ignored(&wanted.routes, &ignored);
         Ok(Surroundings {
             kept,
             others: others.into_iter().map(|route| route.destination).collect(),
@@ -384,6 +387,7 @@ mod tests {
         ClientNetState {
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
             routes,
+            behind: Vec::new(),
             mtu: 1400,
         }
     }

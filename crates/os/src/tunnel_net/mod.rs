@@ -1,5 +1,6 @@
 //! The network configuration of a machine with a tunnel: of a client ([`ClientNet`]), of the TUN devices of
-//! its classes ([`ClassNet`]), of a LAN behind it ([`share_tunnel`]), and of a server ([`ServerNet`]).
+//! its classes ([`ClassNet`]), of a LAN behind it ([`share_tunnel`], [`ClientSite`]), and of a server
+//! ([`ServerNet`], [`SiteNet`]).
 //!
 //! In: TUN devices, and the addresses, routes and MTU that are wanted, each time they change. Out: steps that
 //! are applied through the journal. Always holds: every step is in the journal before it is applied; steps
@@ -13,6 +14,7 @@ mod inbound;
 mod kept_networks;
 mod server;
 mod share;
+mod sites;
 pub(crate) mod tcp_sockets;
 
 use std::collections::BTreeSet;
@@ -25,6 +27,7 @@ pub use inbound::InboundNet;
 pub use kept_networks::is_private;
 pub use server::{Nat, PacketAccess, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareSource, share_tunnel};
+pub use sites::{ClientSite, SiteNet};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 

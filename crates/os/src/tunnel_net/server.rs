@@ -3,7 +3,7 @@
 
 use ipnet::IpNet;
 
-use super::{Families, enable_forwarding, prepare_device};
+use super::{Families, SiteNet, enable_forwarding, prepare_device};
 use crate::{
     error::OsError,
     firewall::{ClientFilter, Exit, Masquerade, Origin, Profile, Rules, SessionProfiles},
@@ -102,9 +102,12 @@ impl ServerNet {
         &self.addresses
     }
 
-    /// The rules that translate addresses.
-    pub fn nat_rules(&self) -> Option<&Rules> {
-        self.nat_rules.as_ref()
+    /// The networks behind clients; there are none yet.
+    ///
+    /// # Errors
+    /// If the kernel cannot be asked.
+    pub fn sites(&self) -> Result<SiteNet, OsError> {
+        SiteNet::new(self.tun.clone(), self.nat_rules.clone())
     }
 
     /// Changes the MTU of the TUN device, in bytes.

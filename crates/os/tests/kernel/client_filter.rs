@@ -288,7 +288,7 @@ fn the_machine_and_metadata_are_reached_only_where_a_rule_names_the_address() {
         let machine = Machine::new(Nat::Masquerade, access(&[&[]]));
         let mut sessions = machine.net.session_profiles();
         let mut set = |profile: &[FilterRule]| {
-            sessions.replace_rules(false, vec![profile.to_vec()], []).unwrap();
+            sessions.replace_rules(false, vec![profile.to_vec()], [], []).unwrap();
         };
         for (to, network, address) in guarded {
             let named = rule(true, &[address], &[]);

@@ -273,7 +273,8 @@ fn a_firewall_table_is_replaced_and_removed_as_a_whole() {
 }
 
 pub(crate) fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> ClientNetState {
-    ClientNetState { addresses: addresses.iter().map(|text| net(text)).collect(), routes, mtu }
+    let addresses = addresses.iter().map(|text| net(text)).collect();
+    ClientNetState { addresses, routes, behind: Vec::new(), mtu }
 }
 
 /// The outgoing interface that `ip route get` reports for these arguments; `None` if there is no route.

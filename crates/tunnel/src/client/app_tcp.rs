@@ -52,13 +52,13 @@ pub(super) struct StreamTargets<'a> {
     /// The server opens connections to every target for which it would translate addresses (extension
     /// `streams`).
     pub(super) is_supported: bool,
-    /// The networks of the server, into which it does not translate addresses.
-    pub(super) networks: &'a [IpNet],
+    /// The networks of the server, and those behind clients, into which it does not translate addresses.
+    pub(super) networks: [&'a [IpNet]; 2],
 }
 
 impl StreamTargets<'_> {
     fn contains(&self, ip: IpAddr) -> bool {
-        self.is_supported && !self.networks.iter().any(|net| net.contains(&ip))
+        self.is_supported && !self.networks.iter().copied().flatten().any(|net| net.contains(&ip))
     }
 }
 

@@ -1,16 +1,20 @@
 //! Events and status reports of a client for its edge.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use mpvpn_masque::{capsule::IpRange, connect::ProxyError, connect_ip::RefusalDetail};
+use mpvpn_masque::{
+    capsule::{IpRange, Site},
+    connect::ProxyError,
+    connect_ip::RefusalDetail,
+};
 use mpvpn_quic::HandshakeCounters;
 use mpvpn_types::{CongestionControl, Duration, Instant};
 
 use crate::{PathReport, RelayId, ResequencingCounters, TrafficCounters, TrafficRates, UdpId};
 
 /// Addresses, routes and resolvers from the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     /// Addresses with the prefix length of their network.
     pub addresses: Vec<IpNet>,
@@ -20,6 +24,8 @@ pub struct Assignment {
     pub routes: Vec<IpRange>,
     /// Resolvers that the server suggests, in order of preference; at most three.
     pub dns: Vec<IpAddr>,
+    /// Networks behind clients, if the server says which.
+    pub sites: Option<Arc<[Site]>>,
 }
 
 impl Assignment {
@@ -190,8 +196,7 @@ mod tests {
         let assignment = Assignment {
             addresses: nets(&["10.0.0.2/24", "fd00::2/64"]),
             additional: vec![nets(&["10.0.0.3/32"]), Vec::new()],
-            routes: Vec::new(),
-            dns: Vec::new(),
+            ..Assignment::default()
         };
         assert_eq!(assignment.additional_or_first(0), (nets(&["10.0.0.3/32"]), true));
         for place in [1, 2] {

@@ -1,7 +1,7 @@
 //! The packets of the TUN: from apps into the tunnel, and from datagrams to apps.
 //!
 //! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors to apps. Always holds: only
-//! packets with an assigned source are sent, and only packets for an assigned address are delivered.
+//! packets from and to assigned addresses, and networks behind this client, are sent and delivered.
 
 use std::net::IpAddr;
 
@@ -74,7 +74,8 @@ impl Client {
         let mut malformed = None;
         let AppTraffic { joiner, udp: app_udp, .. } = &mut self.apps;
         let multipath = &mut session.multipath;
-        let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
+        let (addresses, behind) = (&session.addresses, &session.behind);
+        let (udp, inbox) = (&session.udp, &mut self.udp_in);
         let (id, mut payload_bytes) = (session.connection, 0);
         connection.receive_datagrams(|at, datagram| {
             let mut next = match multipath.decode_datagram(now, at, datagram) {
@@ -93,7 +94,8 @@ impl Client {
             while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
                 // A packet for another address was misrouted, or tries to get past the firewall of this
                 // machine.
-                if !ip::dst_of(&arrived.packet).is_some_and(|dst| is_own(addresses, dst)) {
+                let is_for_us = |dst| is_own(addresses, dst) || behind.iter().any(|net| net.contains(&dst));
+                if !ip::dst_of(&arrived.packet).is_some_and(is_for_us) {
                     continue;
                 }
                 multipath.note_echo_reply(now, &arrived, link);
@@ -166,7 +168,8 @@ impl Client {
             return self.take_packet_of_flow(now, hdr, &view);
         }
         let apps = &mut self.apps;
-        if apps.tcp.take_if_stream(now, &view, session.stream_targets()) {
+        // A stream would have the server's address instead of that of a host behind this client.
+        if session.is_own(view.src()) && apps.tcp.take_if_stream(now, &view, session.stream_targets()) {
             return;
         }
         let flows = Some(&mut apps.flow_table);
@@ -185,7 +188,8 @@ impl Client {
     pub(crate) fn wants_stream(&self, peer: &Self, packet: &ip::IpPacket<'_>) -> bool {
         let Some(session) = &peer.session else { return false };
         session.per_flow
-            || self.apps.tcp.wants(packet, FlowKey::of(packet).destination(), session.stream_targets())
+            || session.is_own(packet.src())
+                && self.apps.tcp.wants(packet, FlowKey::of(packet).destination(), session.stream_targets())
     }
 
     /// When a packet or stream byte was last sent or received on this connection.

@@ -127,7 +127,7 @@ mod tests {
 
     fn assignment(address: &str) -> Assignment {
         let addresses = vec![address.parse().unwrap()];
-        Assignment { addresses, additional: Vec::new(), routes: Vec::new(), dns: Vec::new() }
+        Assignment { addresses, ..Assignment::default() }
     }
 
     #[test]

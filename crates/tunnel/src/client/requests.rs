@@ -220,6 +220,9 @@ impl Client {
                             self.reports.sharing = sharing;
                             self.reports.changes.push(ClientChange::SecretShared(sharing));
                         }
+                        if !self.announced.is_empty() {
+                            self.send_announcement();
+                        }
                     }
                     None => {
                         let reason = "the server lets no further connection join the session".to_owned();

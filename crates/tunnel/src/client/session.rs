@@ -1,14 +1,15 @@
 //! The connection of a client that is in use, and what was negotiated on it.
 //!
-//! In: capsules of the server, policies of links. Out: addresses, routes, LINK capsules. Always holds: a
+//! In: capsules of the server, policies of links, networks behind this client. Out: addresses, routes, LINK
+//! capsules and announcements. Always holds: a
 //! session belongs to one connection; the next connection has another one.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader, IpRange, LinkNotice},
+    capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader, IpRange, LinkNotice, Site, SiteState},
     h3,
 };
 use mpvpn_packet::ip;
@@ -28,6 +29,7 @@ use crate::{
     http::Http,
     multipath::{Gateway, MultipathConnection, extensions::NegotiatedExtensions},
     relay::Relays,
+    sites::ranges_of,
 };
 
 /// The MTU of the TUN where the server accepts no datagrams (bytes): that of Ethernet. Only streams work
@@ -55,6 +57,12 @@ pub(super) struct Session {
     pub(super) refused: Vec<IpAddr>,
     pub(super) further: FurtherRequests,
     pub(super) routes: Vec<IpRange>,
+    /// The networks behind clients, if the server says which.
+    sites: Option<Arc<[Site]>>,
+    /// Those behind this client that are in use.
+    pub(super) behind: Vec<IpNet>,
+    /// Those behind others.
+    elsewhere: Vec<IpNet>,
     /// Extensions that the server agreed to.
     pub(super) agreed: NegotiatedExtensions,
     /// Whether the server has no CONNECT-IP: the addresses are made up, and each flow has a request of its
@@ -89,6 +97,9 @@ impl Session {
             refused: Vec::new(),
             further: FurtherRequests::default(),
             routes: Vec::new(),
+            sites: None,
+            behind: Vec::new(),
+            elsewhere: Vec::new(),
             agreed: NegotiatedExtensions::default(),
             per_flow: false,
             sent_notices: BTreeMap::new(),
@@ -97,11 +108,20 @@ impl Session {
         }
     }
 
-    /// Whether a packet of the TUN may enter the tunnel: its source is assigned, and its destination is not
-    /// link-local.
+    /// Whether a packet of the TUN may enter the tunnel: its source is assigned or behind this client, and
+    /// its destination is not link-local.
     pub(super) fn may_send(&self, packet: &ip::IpPacket<'_>) -> bool {
         let src = packet.src();
-        self.addresses.iter().any(|entry| entry.net.contains(&src)) && !is_link_local(packet.dst())
+        (self.is_own(src) || self.is_behind(src)) && !is_link_local(packet.dst())
+    }
+
+    /// Whether the address is one that the server assigned.
+    pub(super) fn is_own(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|entry| entry.net.contains(&ip))
+    }
+
+    fn is_behind(&self, ip: IpAddr) -> bool {
+        self.behind.iter().any(|net| net.contains(&ip))
     }
 
     /// Whether an advertised route contains the address.
@@ -121,12 +141,13 @@ impl Session {
             }
         }
         let (routes, dns) = (self.routes.clone(), self.agreed.dns.clone());
-        Assignment { addresses, additional: beyond, routes, dns }
+        Assignment { addresses, additional: beyond, routes, dns, sites: self.sites.clone() }
     }
 
     /// The targets of TCP connections that the server opens.
     pub(super) fn stream_targets(&self) -> StreamTargets<'_> {
-        StreamTargets { is_supported: self.agreed.streams, networks: &self.agreed.networks }
+        let networks = [&self.agreed.networks[..], &self.elsewhere];
+        StreamTargets { is_supported: self.agreed.streams, networks }
     }
 
     /// The source addresses of ICMP errors.
@@ -173,10 +194,29 @@ impl Session {
             match capsule {
                 Capsule::AddressAssign(assigned) if !self.per_flow => self.take_addresses(assigned, in_use),
                 Capsule::RouteAdvertisement(routes) if !self.per_flow => self.routes = routes,
+                Capsule::Sites(sites) if self.agreed.sites => self.take_sites(sites),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    fn take_sites(&mut self, sites: Vec<Site>) {
+        let in_state = |state| sites.iter().filter(move |site| site.state == state).map(|site| site.net);
+        self.behind = in_state(SiteState::InUse).collect();
+        self.elsewhere = in_state(SiteState::OfAnother).collect();
+        self.sites = Some(sites.into());
+    }
+
+    /// Announces the networks behind this client (RFC 9484 §4.7.3).
+    pub(super) fn announce(&mut self, connection: &mut Connection, networks: &[IpNet]) {
+        let Some(stream) = self.request.filter(|_| self.accepted && !self.per_flow) else { return };
+        // Other servers say nothing about them.
+        if !self.agreed.sites {
+            self.behind = networks.to_vec();
+        }
+        let capsule = Capsule::RouteAdvertisement(ranges_of(networks));
+        connection.write(stream, h3::encode_data(&capsule.to_bytes()));
     }
 
     fn take_addresses(&mut self, assigned: Vec<AssignedAddress>, in_use: &AddressesInUse) {

@@ -35,6 +35,7 @@ const CONNECTION: &str = "connection";
 const INSTANCE: &str = "instance";
 const STREAMS: &str = "streams";
 const UDP: &str = "udp";
+const SITES: &str = "sites";
 /// Lengths of a session's secret in bytes. Shorter than 128 bits could be guessed; longer takes memory of the
 /// peer and adds no security.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
@@ -184,6 +185,14 @@ const PACKET_EXTENSIONS: &[Extension] = &[
             Some(strings_member([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
         },
         |client, answer| client.agreed.networks = networks_in(answer),
+    ),
+    // SITES capsules: the networks behind clients (a Boolean); that of a request is read by
+    // [`takes_sites`].
+    value(
+        SITES,
+        |_| Some(true.into()),
+        |_, offer| offer.filter(|offer| offer.is_true()).cloned(),
+        |client, answer| client.agreed.sites = answer.is_true(),
     ),
 ];
 
@@ -370,6 +379,8 @@ pub(crate) struct NegotiatedExtensions {
     pub(crate) udp: bool,
     /// Whether another machine shows the secret of the session.
     pub(crate) sharing: SecretSharing,
+    /// The server says which networks are behind clients.
+    pub(crate) sites: bool,
 }
 
 /// The server's side of a negotiation, while it answers a request.
@@ -519,6 +530,11 @@ fn number_in(member: &Member) -> Option<ConnectionNumber> {
 /// Returns the process of a client, if it says which.
 pub(crate) fn instance_of(offered: Option<&Extensions>) -> Option<ClientInstance> {
     offered?.get(INSTANCE)?.bytes()?.try_into().ok()
+}
+
+/// Whether a client takes SITES capsules.
+pub(crate) fn takes_sites(offered: Option<&Extensions>) -> bool {
+    offered.and_then(|offered| offered.get(SITES)).is_some_and(Member::is_true)
 }
 
 /// The Token for a secret that another machine shows, too.

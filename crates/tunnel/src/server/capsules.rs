@@ -1,6 +1,7 @@
 //! The request streams of clients: capsules, and the end of the stream.
 //!
-//! In: HTTP/3 events of a request stream. Out: address assignments, policies of links. Always holds: with its
+//! In: HTTP/3 events of a request stream. Out: address assignments, policies of links, networks behind
+//! clients. Always holds: with its
 //! request stream a tunnel and its negotiated extensions end.
 
 use mpvpn_masque::{
@@ -84,7 +85,7 @@ impl Server {
                         multipath.set_path(now, notice);
                     }
                 }
-                // Routes behind a client are not supported (see docs/protocol.md, ROUTE_ADVERTISEMENT).
+                Some(Capsule::RouteAdvertisement(ranges)) => self.on_announcement(now, id, &ranges),
                 Some(_) => {}
             }
         }

@@ -58,6 +58,12 @@ pub trait Authenticate: Send {
         UserLimits::default()
     }
 
+    /// The networks of which a user's clients may announce parts as theirs.
+    fn site_networks(&self, user: &str) -> Vec<IpNet> {
+        let _ = user;
+        Vec::new()
+    }
+
     /// Whether the edge filters the packets of users by different rules. Then sessions get their addresses
     /// after it has answered [`ServerEvent::Filter`].
     fn has_rules_of_users(&self) -> bool {

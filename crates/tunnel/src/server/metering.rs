@@ -33,6 +33,13 @@ impl Server {
         self.registry.take_count_due()
     }
 
+    /// Whether other networks behind clients are wanted, as [`Registry::take_sites_due`] says.
+    ///
+    /// [`Registry::take_sites_due`]: crate::Registry::take_sites_due
+    pub fn take_sites_due(&self) -> bool {
+        self.registry.take_sites_due()
+    }
+
     /// Gives every connection the limits of its user, after
     /// [`Registry::set_accounts`](crate::Registry::set_accounts).
     pub fn update_accounts(&mut self, now: Instant) {

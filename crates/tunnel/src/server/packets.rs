@@ -1,7 +1,8 @@
 //! The packets of the TUN: to clients, and from their datagrams, UDP payloads included.
 //!
 //! In: TUN packets, QUIC datagrams. Out: the other of the two, and ICMP errors. Always holds: a packet of a
-//! client has a source address of its session and a destination that is advertised.
+//! client has a source address of its session, or of a network behind it, and a destination that is
+//! advertised.
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
@@ -74,7 +75,7 @@ impl Server {
         let Peer { authenticated, udp, early, limits, .. } = peer;
         let (mut bytes, mut payload_bytes) = (0, 0);
         let mut malformed = None;
-        let (joiner, inbox, routes) = (&mut self.joiner, &mut self.udp_in, &self.routes);
+        let (joiner, inbox, routes, sites) = (&mut self.joiner, &mut self.udp_in, &self.routes, &*self.sites);
         let tunnel = authenticated.as_ref().and_then(|authenticated| authenticated.tunnel.as_ref());
         let flows = tunnel.map(|tunnel| &self.sessions.session(&tunnel.secret).flows);
         let shard = self.shard.index();
@@ -107,7 +108,10 @@ impl Server {
             let addresses = tunnel.addresses;
             while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
                 let Ok(view) = ip::parse(&arrived.packet) else { continue };
-                if !addresses.is_some_and(|addresses| addresses.contains(view.src())) {
+                let src = view.src();
+                if !addresses.is_some_and(|addresses| addresses.contains(src))
+                    && sites.session_of(src) != Some(&tunnel.secret)
+                {
                     continue;
                 }
                 if is_link_local(view.dst()) || !routes.contain(view.dst()) {
@@ -203,7 +207,8 @@ impl Server {
             let authenticated = self.peers.get(id).and_then(|peer| peer.authenticated.as_ref());
             authenticated.is_some_and(|authenticated| authenticated.multipath.paths.any_works())
         };
-        let session = self.sessions.session_at(view.dst())?;
+        let at_site = || self.sessions.reachable(self.sites.session_of(view.dst())?);
+        let session = self.sessions.session_at(view.dst()).or_else(at_site)?;
         let id = match session.downlink(now, source, &view, works)? {
             Downlink::Connection(id) => id,
             Downlink::OtherShard(shard) => return Some(TunOutcome::ForShard(shard)),

@@ -99,6 +99,8 @@ pub(super) struct Tunnel {
     /// Whether packets for the client may be sent here. A joined connection must have delivered packets
     /// first: then the shard of the client that has it is ready.
     pub(super) downlink_ready: bool,
+    /// Whether its client takes SITES capsules.
+    pub(super) takes_sites: bool,
     /// The MTU with which it is counted in `ClientMtus` (bytes).
     pub(super) counted_mtu: Option<usize>,
 }

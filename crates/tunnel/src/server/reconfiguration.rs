@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use mpvpn_masque::h3;
 use mpvpn_types::Instant;
 
-use super::{Server, peer::Peer, routes::Routes};
+use super::{Server, peer::Peer};
 
 /// Settings that may change while a server runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,13 +30,17 @@ impl Server {
         self.config.dns.clone_from(&new.dns);
         self.config.hide_wrong_credentials = new.hide_wrong_credentials;
         self.config.routes.clone_from(&new.routes);
-        let (own, networks) = (self.registry.server_addresses(), self.registry.networks());
-        let routes = Routes::new(&new.routes, own, networks);
+        self.update_routes(now);
+        self.limit_shares(now);
+    }
+
+    /// Takes the routes as settings and networks behind clients are now.
+    pub(super) fn update_routes(&mut self, now: Instant) {
+        let routes = self.present_routes();
         if routes != self.routes {
             self.routes = routes;
             self.advertise_routes(now);
         }
-        self.limit_shares(now);
     }
 
     /// Sends the routes to all clients (RFC 9484 §4.7.3: each ROUTE_ADVERTISEMENT replaces the one before).

@@ -232,6 +232,7 @@ impl Server {
             grant: PendingGrant::None,
             since: now,
             downlink_ready: number == ConnectionNumber::INITIAL,
+            takes_sites: extensions::takes_sites(offered.as_ref()),
             counted_mtu: None,
         });
         if let Some(peer) = self.peers.get_mut(id) {
@@ -239,6 +240,9 @@ impl Server {
             self.closed.extend(before.map(|before| before.closed_report()));
         }
         self.attach_account(now, id);
+        if self.sites.networks().next().is_some() {
+            self.send_sites(now, id);
+        }
         if let Some(addresses) = entry.addresses {
             self.grant(id, addresses, &[]);
         }

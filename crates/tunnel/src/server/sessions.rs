@@ -74,7 +74,12 @@ impl Sessions {
     /// The same by an address of the session, if this shard can reach it.
     #[inline]
     pub(super) fn session_at(&self, ip: IpAddr) -> Option<&SessionConnections> {
-        self.by_secret.get(self.by_ip.get(&ip)?)
+        self.reachable(self.by_ip.get(&ip)?)
+    }
+
+    /// The connections of a session that carry packets, if it has connections here.
+    pub(super) fn reachable(&self, secret: &SessionSecret) -> Option<&SessionConnections> {
+        self.by_secret.get(secret)
     }
 }
 

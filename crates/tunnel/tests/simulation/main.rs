@@ -27,6 +27,7 @@ mod pool;
 mod relays;
 mod scenarios;
 mod shards;
+mod sites;
 mod stalls;
 mod strangers;
 mod streams;

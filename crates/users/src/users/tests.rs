@@ -83,6 +83,7 @@ fn settings_are_written_and_read_again() {
     let settings = UserSettings {
         expires: Some(Expiry::read("2027-01-31").unwrap()),
         address: vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()],
+        route: vec!["192.168.7.0/24".parse().unwrap(), "fd07::/48".parse().unwrap()],
         sessions: Some(3),
         up: Some(BitRate::from_bps(1_500_000)),
         down: Some(BitRate::from_bps(20_000_000)),
@@ -90,12 +91,12 @@ fn settings_are_written_and_read_again() {
     };
     home.open().add("alice", &settings).unwrap();
     let settings_of = |name: &str| {
-        let UserEntry { expires, address, sessions, up, down, quota, .. } =
+        let UserEntry { expires, address, route, sessions, up, down, quota, .. } =
             home.open().users().get(name).unwrap().clone();
-        UserSettings { expires, address, sessions, up, down, quota }
+        UserSettings { expires, address, route, sessions, up, down, quota }
     };
     assert_eq!(settings_of("alice"), settings);
-    for line in ["up = \"1500kbit\"", "down = \"20mbit\"", "quota = \"50.5GB\""] {
+    for line in ["up = \"1500kbit\"", "route = [\"192.168.7.0/24\", \"fd07::/48\"]", "quota = \"50.5GB\""] {
         assert!(home.text().contains(line), "{}", home.text());
     }
     // A setting that is not named stays, and one that is `None` goes.
@@ -265,6 +266,7 @@ fn a_guess_costs_little_among_ten_thousand_users() {
         revoked: false,
         expires: None,
         address: Vec::new(),
+        route: Vec::new(),
         sessions: None,
         up: None,
         down: None,

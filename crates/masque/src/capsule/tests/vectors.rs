@@ -46,6 +46,10 @@ fn fields_of(capsule: &Capsule) -> Value {
             let range = |range: &IpRange| json!({ "start": range.start(), "end": range.end(), "protocol": range.protocol() });
             json!({ "type": "ROUTE_ADVERTISEMENT", "ranges": list.iter().map(range).collect::<Vec<_>>() })
         }
+        Capsule::Sites(list) => {
+            let site = |site: &Site| json!({ "state": site.state.number(), "prefix": site.net.to_string() });
+            json!({ "type": "SITES", "sites": list.iter().map(site).collect::<Vec<_>>() })
+        }
         Capsule::Link(_) => json!({ "type": "LINK" }),
         Capsule::Unknown { kind } => json!({ "type": "unknown", "kind": kind }),
     }
@@ -70,6 +74,13 @@ fn encode(fields: &Value) -> Vec<u8> {
         ),
         "ROUTE_ADVERTISEMENT" => {
             Capsule::RouteAdvertisement(fields["ranges"].as_array().unwrap().iter().map(range).collect())
+        }
+        "SITES" => {
+            let site = |site: &Value| Site {
+                state: SiteState::from_number(number(&site["state"]) as u8),
+                net: text(&site["prefix"]).parse().unwrap(),
+            };
+            Capsule::Sites(fields["sites"].as_array().unwrap().iter().map(site).collect())
         }
         other => panic!("{other} has no encoder"),
     };

@@ -65,7 +65,7 @@ fn parse(key: &str, member: Option<&Member>) -> Result<Value, Value> {
         "shared" => ("shared", sharing_name(sharing_in(member)).map(|name| json!(name))),
         "cc" => ("controller", cc_in(member).map(|cc| json!(cc.to_string()))),
         "scheduler" => ("scheduler", Some(json!(scheduler_in(Some(member)).to_string()))),
-        "links" | STREAMS | UDP => ("value", member.is_true().then_some(json!(true))),
+        "links" | SITES | STREAMS | UDP => ("value", member.is_true().then_some(json!(true))),
         "networks" => ("networks", texts(networks_in(member).iter().map(ToString::to_string).collect())),
         "dns" => ("resolvers", texts(plausible_resolvers(member).iter().map(ToString::to_string).collect())),
         CONNECTION => {
@@ -106,7 +106,7 @@ fn encode(key: &str, fields: &Value) -> String {
         "shared" => token_member(&text("shared")).unwrap(),
         "cc" => token_member(&text("controller").parse::<CongestionControl>().unwrap().to_string()).unwrap(),
         "scheduler" => token_member(&text("scheduler").parse::<Scheduler>().unwrap().to_string()).unwrap(),
-        "links" | STREAMS | UDP => true.into(),
+        "links" | SITES | STREAMS | UDP => true.into(),
         "networks" => list("networks"),
         "dns" => list("resolvers"),
         CONNECTION => {

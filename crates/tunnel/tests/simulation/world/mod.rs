@@ -633,6 +633,10 @@ impl World {
         for slot in replaced {
             self.servers[usize::from(slot.shard)].close_replaced(now, slot);
         }
+        if self.registry.take_sites_due() {
+            self.registry.put_sites_in_force(self.registry.wanted_sites());
+            self.servers.iter_mut().for_each(|server| server.update_sites(now));
+        }
         for (number, machine) in self.machines.iter_mut().enumerate() {
             let mut delivered = |interface, bytes| {
                 if let Some(record) = &mut self.record {

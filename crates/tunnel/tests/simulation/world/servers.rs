@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
 use mpvpn_masque::request::Rejection;
 use mpvpn_quic::{FlowControlWindows, OwnSockets, ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, AuthenticatedUser, Registry, Server, ServerConfig, TunnelMode, UserLimits};
@@ -59,6 +60,10 @@ impl Authenticate for Users {
 
     fn limits(&self, _: &str) -> UserLimits {
         self.limits
+    }
+
+    fn site_networks(&self, _: &str) -> Vec<IpNet> {
+        ["192.168.0.0/16", "10.77.0.0/16", "fd77::/16"].map(|net| net.parse().unwrap()).to_vec()
     }
 
     fn has_rules_of_users(&self) -> bool {

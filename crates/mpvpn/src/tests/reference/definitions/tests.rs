@@ -104,6 +104,7 @@ fn every_key_of_the_schemas_is_read_and_an_unknown_one_is_refused() {
         "[[certificate]]",
         "[[class.match]]",
         "[[class]]",
+        "[[dns-name]]",
         "[[lane-rule]]",
         "[[limit]]",
         "[[link]]",

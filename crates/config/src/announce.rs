@@ -1,0 +1,216 @@
+//! The networks behind a client: `announce`, `accept-from` and `masquerade`.
+//!
+//! In: values of the file or the command line. Out: a [`SiteConfig`]. Always holds: networks do not overlap,
+//! neither as they are nor as they are announced; one that is announced as another has its length.
+
+use std::{fmt, net::IpAddr};
+
+use ipnet::IpNet;
+use mpvpn_input::{
+    Error, Result,
+    rules::Prefix,
+    values::{One, ServerAddr, Text},
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+};
+
+/// A network behind a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SiteNetwork {
+    /// As its hosts have it.
+    pub network: IpNet,
+    /// As others know it.
+    pub announced: IpNet,
+}
+
+impl fmt::Display for SiteNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.network == self.announced {
+            true => write!(f, "{}", self.network),
+            false => write!(f, "{} as {}", self.network, self.announced),
+        }
+    }
+}
+
+impl Text for SiteNetwork {
+    const EXPECTED: &'static str = "a network in quotes, as in \"192.168.7.0/24\", or one that is announced as another: \
+         { network = \"192.168.1.0/24\", as = \"10.77.1.0/24\" }";
+    const EXAMPLE: &'static str = "192.168.7.0/24";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let (network, announced) = text.split_once('=').unwrap_or((text, text));
+        Ok(Self { network: Prefix::read(network)?.0, announced: Prefix::read(announced)?.0 })
+    }
+}
+
+/// A network that is announced as another.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mapped {
+    #[serde(with = "One::<Prefix>")]
+    network: Option<Prefix>,
+    #[serde(with = "One::<Prefix>", rename = "as")]
+    announced: Option<Prefix>,
+}
+
+/// Reads one network, or a list.
+pub(super) fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SiteNetwork>, D::Error> {
+    from.deserialize_any(NetworksVisitor)
+}
+
+struct NetworksVisitor;
+
+impl<'de> Visitor<'de> for NetworksVisitor {
+    type Value = Vec<SiteNetwork>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(SiteNetwork::EXPECTED)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        SiteNetwork::read(text).map(|network| vec![network]).map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+        let Mapped { network, announced } = Mapped::deserialize(MapAccessDeserializer::new(fields))?;
+        let given = network.zip(announced);
+        let (network, announced) = given.ok_or_else(|| serde::de::Error::custom(SiteNetwork::EXPECTED))?;
+        Ok(vec![SiteNetwork { network: network.0, announced: announced.0 }])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(Networks(some)) = list.next_element()? {
+            all.extend(some);
+        }
+        Ok(all)
+    }
+}
+
+struct Networks(Vec<SiteNetwork>);
+
+impl<'de> Deserialize<'de> for Networks {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        networks(from).map(Self)
+    }
+}
+
+/// The networks behind a client, and who reaches them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SiteConfig {
+    /// The networks.
+    pub networks: Vec<SiteNetwork>,
+    /// Sources from which connections may come in from the tunnel.
+    pub accept_from: Vec<IpNet>,
+    /// Whether these have the client's address in the network.
+    pub masquerade: bool,
+}
+
+impl SiteConfig {
+    /// Checks the networks; `server` is where the client connects to.
+    pub(super) fn resolve(self, server: &ServerAddr) -> Result<Self> {
+        let Self { networks, accept_from, masquerade } = &self;
+        if networks.is_empty() && (*masquerade || !accept_from.is_empty()) {
+            let option = if *masquerade { "masquerade" } else { "accept-from" };
+            return Err(Error::usage(
+                format!("--{option} is given, and no network is announced"),
+                "name the network behind this machine: --announce 192.168.7.0/24",
+            ));
+        }
+        let next = "name the networks behind this machine";
+        for (at, one) in networks.iter().enumerate() {
+            let wrong = |why: String, next: &str| Err(Error::usage(format!("--announce {one} {why}"), next));
+            let (a, b) = (one.network, one.announced);
+            if a.prefix_len() == 0 || b.prefix_len() == 0 {
+                return wrong("means every address".to_owned(), next);
+            }
+            if (a.addr().is_ipv4(), a.prefix_len()) != (b.addr().is_ipv4(), b.prefix_len()) {
+                let next = "each host has the same last bits in both: give a network of the same length";
+                return wrong(format!("maps a network to one that is not /{}", a.prefix_len()), next);
+            }
+            if one.contains_server(server.host.parse().ok()) {
+                return wrong(format!("contains the server, {}", server.host), next);
+            }
+            for other in &networks[..at] {
+                let overlap = |a: IpNet, b: IpNet| a.contains(&b) || b.contains(&a);
+                if overlap(a, other.network) || overlap(b, other.announced) {
+                    return wrong(format!("overlaps --announce {other}"), "announce each address once");
+                }
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl SiteNetwork {
+    /// Whether the way to the server would lead into the tunnel of others.
+    pub fn contains_server(&self, server: Option<IpAddr>) -> bool {
+        server.is_some_and(|ip| self.announced.contains(&ip.to_canonical()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(list: &str) -> Result<Vec<SiteNetwork>, String> {
+        #[derive(Deserialize)]
+        struct File {
+            #[serde(deserialize_with = "networks")]
+            announce: Vec<SiteNetwork>,
+        }
+        toml::from_str::<File>(&format!("announce = {list}"))
+            .map(|file| file.announce)
+            .map_err(|error| error.to_string())
+    }
+
+    fn resolve(networks: &[&str], accept_from: &[&str]) -> Result<SiteConfig, String> {
+        let config = SiteConfig {
+            networks: networks.iter().map(|text| SiteNetwork::read(text).unwrap()).collect(),
+            accept_from: accept_from.iter().map(|net| net.parse().unwrap()).collect(),
+            masquerade: false,
+        };
+        config.resolve(&"203.0.113.1:443".parse().unwrap()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_network_is_a_text_or_a_table_and_several_are_a_list() {
+        let mapped = r#"{ network = "192.168.1.0/24", as = "10.77.1.0/24" }"#;
+        let expected = ["192.168.7.0/24", "192.168.1.0/24=10.77.1.0/24"];
+        let expected = expected.map(|text| SiteNetwork::read(text).unwrap());
+        assert_eq!(read(&format!(r#"["192.168.7.0/24", {mapped}]"#)).unwrap(), expected);
+        assert_eq!(read(mapped).unwrap(), expected[1..]);
+        assert_eq!(read("\"192.168.7.0/24\"").unwrap(), expected[..1]);
+        assert_eq!(expected[1].to_string(), "192.168.1.0/24 as 10.77.1.0/24");
+        for (bad, why) in [
+            ("7", "a network in quotes"),
+            ("\"192.168.7.1/24\"", "192.168.7.0/24"),
+            (r#"{ network = "192.168.1.0/24" }"#, "missing field `as`"),
+            (r#"{ network = "192.168.1.0/24", to = "10.0.0.0/24" }"#, "unknown field `to`"),
+        ] {
+            let error = read(bad).unwrap_err();
+            assert!(error.contains(why) && error.contains("line 1"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn networks_that_contradict_each_other_or_the_server_are_refused() {
+        assert!(
+            resolve(&["192.168.1.0/24=10.77.1.0/24", "192.168.2.0/24=10.77.2.0/24"], &["0.0.0.0/0"]).is_ok()
+        );
+        for (networks, accept_from, why) in [
+            (&[][..], &["10.0.0.0/8"][..], "no network is announced"),
+            (&["0.0.0.0/0"], &[], "means every address"),
+            (&["192.168.1.0/24=10.77.1.0/25"], &[], "is not /24"),
+            (&["192.168.1.0/24=fd00::/24"], &[], "is not /24"),
+            (&["203.0.113.0/24"], &[], "contains the server, 203.0.113.1"),
+            (&["192.168.0.0/16", "192.168.1.0/24"], &[], "overlaps --announce 192.168.0.0/16"),
+            (&["192.168.1.0/24=10.77.1.0/24", "192.168.2.0/24=10.77.1.0/24"], &[], "overlaps"),
+        ] {
+            let error = resolve(networks, accept_from).unwrap_err();
+            assert!(error.contains(why), "{networks:?}: {error}");
+        }
+    }
+}

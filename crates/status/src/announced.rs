@@ -1,0 +1,52 @@
+//! Networks behind clients.
+
+use ipnet::IpNet;
+use mpvpn_types::word_enum;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+word_enum! {
+    /// Whether a network behind a client is reached there.
+    pub enum NetworkState {
+        /// The server has not answered yet.
+        #[default]
+        Waiting = "waiting",
+        /// It is reached there.
+        InUse = "in use",
+        /// Another session of the same user has it.
+        Standby = "standby",
+        /// The server does not say whether it is reached.
+        Unknown = "unknown",
+        /// It is not.
+        Refused = "refused",
+    }
+}
+
+/// A network behind a client, at the client or its server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AnnouncedNetwork {
+    /// The network, as others know it.
+    #[schemars(with = "String")]
+    pub network: IpNet,
+    /// The network as its hosts have it; left out at a server, and where it is the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub local: Option<IpNet>,
+    /// The user of the client; left out at a client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Whether it is reached there.
+    pub state: NetworkState,
+    /// Why it is not; empty if it is.
+    pub reason: String,
+}
+
+impl AnnouncedNetwork {
+    /// The network for people.
+    pub(crate) fn text(&self) -> String {
+        match self.local {
+            Some(local) => format!("{local} as {}", self.network),
+            None => self.network.to_string(),
+        }
+    }
+}

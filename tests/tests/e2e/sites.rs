@@ -1,0 +1,224 @@
+//! Networks behind clients: who reaches them, who does not, and who has them.
+
+use std::{
+    fs,
+    time::{Duration, SystemTime},
+};
+
+use mpvpn_tests::{
+    eventually,
+    ping::{Ping, ping, reaches},
+    testbed::{Family, Host, MpvpnProcess, Testbed, inet4},
+};
+use serde_json::Value;
+
+use crate::users::Site;
+
+const SOON: Duration = Duration::from_secs(15);
+/// The LAN of the first home is that of the testbed, with the host 192.168.77.2. The second home has the same
+/// network, and its host is the client's own machine.
+const SECOND_HOST: &str = "192.168.77.9";
+
+/// A server with users, a client with a LAN, and one whose LAN has the same addresses.
+fn two_homes() -> Site {
+    let testbed = Testbed::two_homes();
+    let other = |args: &[&str]| drop(testbed.run(Host::Other, args));
+    other(&["ip", "link", "add", "lan0", "type", "veth", "peer", "name", "hosts"]);
+    for device in ["lan0", "hosts"] {
+        other(&["ip", "link", "set", device, "up"]);
+    }
+    other(&["ip", "address", "add", &format!("{SECOND_HOST}/24"), "dev", "lan0"]);
+    let server = Site::start_server(&testbed);
+    Site { server, testbed }
+}
+
+/// The state of an announced network, and why.
+fn state(process: &MpvpnProcess, network: &str) -> (String, String) {
+    let status = process.status();
+    let all = status["announced"].as_array().cloned().unwrap_or_default();
+    let one = all.into_iter().find(|one| one["network"] == network).unwrap_or(Value::Null);
+    let text = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    (text("state"), text("reason"))
+}
+
+fn wait_for_state(process: &MpvpnProcess, network: &str, wanted: &str) {
+    eventually(SOON, &format!("{network} is {wanted}"), || {
+        let (state, reason) = state(process, network);
+        if state == wanted { Ok(()) } else { Err(format!("{state}: {reason}\n{}", process.log())) }
+    });
+}
+
+fn is_silent(testbed: &Testbed, from: Host, to: &str) {
+    let pings = ping(testbed, from, to, 4);
+    assert!(pings.answers.is_empty(), "{from:?} reaches {to}");
+}
+
+#[test]
+fn two_homes_with_the_same_network_reach_each_other_and_let_in_only_whom_they_name() {
+    let site = two_homes();
+    let testbed = &site.testbed;
+    let anna = site.add("anna", &["--route", "10.77.1.0/24", "--route", "fd00:77::/64"]);
+    let bob = site.add("bob", &["--route", "10.77.2.0/24"]);
+    let file = testbed.dir().join("client.toml");
+    let announce =
+        "announce = [{ network = \"192.168.77.0/24\", as = \"10.77.1.0/24\" }, \"fd00:77::/64\"]\n";
+    let accept = |networks: &str| {
+        fs::write(&file, format!("{announce}accept-from = [{networks}]\n")).expect("a file to write");
+    };
+    accept("\"10.77.2.0/24\"");
+    let mut anna = site.join_with(Host::Client, &anna, &["--config", "client.toml"]).wait_until_up();
+    let maps = ["--announce", "192.168.77.0/24=10.77.2.0/24", "--accept-from", "10.77.0.0/16"];
+    let mut bob = site.join_with(Host::Other, &bob, &maps).wait_until_up();
+    for (process, network) in [(&anna, "10.77.1.0/24"), (&anna, "fd00:77::/64"), (&bob, "10.77.2.0/24")] {
+        wait_for_state(process, network, "in use");
+    }
+    assert_eq!(state(&site.server, "10.77.2.0/24").0, "in use");
+
+    // From each home into the other, though both have the same addresses.
+    reaches(testbed, Host::Lan, "10.77.2.9");
+    let from_home = ["ping", "-c", "5", "-i", "0.2", "-W", "1", "-I", SECOND_HOST, "10.77.1.2"];
+    let output = testbed.output_of(Host::Other, SOON, &from_home);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    // To the internet with the server's address, as hosts of the tunnel.
+    reaches(testbed, Host::Lan, &inet4());
+
+    // From behind the server: as soon as the home lets it in, and not before.
+    let server_there = testbed.run(Host::Server, &["ip", "-o", "-4", "addr"]);
+    let server_there = server_there.split_whitespace().find(|word| word.starts_with("198.51.100."));
+    let server_there = server_there.and_then(|net| net.split('/').next()).expect("the server's address");
+    testbed.run(Host::Inet, &["ip", "route", "add", "10.77.1.0/24", "via", server_there]);
+    is_silent(testbed, Host::Inet, "10.77.1.2");
+    let pings = Ping::every(testbed, Host::Other, Duration::from_millis(20), "10.77.1.2", 4);
+    accept("\"10.77.2.0/24\", \"10.0.0.0/24\", \"198.51.100.0/24\"");
+    anna.reload();
+    reaches(testbed, Host::Inet, "10.77.1.2");
+    // Those of bob's own tunnel address began before they were let in.
+    assert!(!pings.finish().answers.is_empty());
+
+    // Without the client, nobody reaches the network and nothing of it is left.
+    assert!(bob.interrupt().success());
+    eventually(SOON, "the route is taken back", || {
+        let routes = testbed.run(Host::Server, &["ip", "route", "show", "10.77.2.0/24"]);
+        if routes.trim().is_empty() { Ok(()) } else { Err(routes) }
+    });
+    is_silent(testbed, Host::Lan, "10.77.2.9");
+    assert!(anna.interrupt().success());
+    let rules = testbed.run(Host::Client, &["nft", "list", "ruleset"]);
+    assert!(!rules.contains("mpvpn"), "{rules}");
+}
+
+#[test]
+fn networks_that_a_user_may_not_have_are_refused_with_the_next_step() {
+    let site = two_homes();
+    let link_of_anna = site.add("anna", &["--route", "192.168.77.0/24"]);
+    let bob = site.add("bob", &["--route", "192.168.0.0/16", "--route", "10.0.0.0/24"]);
+    let announce = ["--announce", "192.168.77.0/24"];
+    let anna = site.join_with(Host::Client, &link_of_anna, &announce).wait_until_up();
+    wait_for_state(&anna, "192.168.77.0/24", "in use");
+    let announce = ["192.168.77.0/24", "172.16.0.0/24", "10.0.0.128/25"];
+    let args: Vec<_> = announce.iter().flat_map(|net| ["--announce", *net]).collect();
+    let bob = site.join_with(Host::Other, &bob, &args).wait_until_up();
+    for (network, why) in [
+        ("192.168.77.0/24", "announce it as one that nobody has"),
+        ("172.16.0.0/24", "mpvpn user set NAME --route NETWORK"),
+        ("10.0.0.128/25", "overlaps a network of the server"),
+    ] {
+        wait_for_state(&bob, network, "refused");
+        let (_, reason) = state(&bob, network);
+        assert!(reason.contains(why), "{network}: {reason}");
+    }
+    assert!(bob.events().iter().any(|event| event["event"] == "network_changed"), "{}", bob.log());
+    let shown =
+        site.testbed.mpvpn(Host::Other, &["status", "--api-socket", bob.socket().to_str().expect("ASCII")]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("172.16.0.0/24") && shown.contains("refused"), "{shown}");
+
+    // Leave that is given counts at once, and leave that is taken back, too.
+    assert!(site.user(&["set", "bob", "--route", "172.16.0.0/24"]).status.success());
+    wait_for_state(&bob, "172.16.0.0/24", "in use");
+    assert!(site.user(&["set", "anna", "--route", "none"]).status.success());
+    wait_for_state(&anna, "192.168.77.0/24", "refused");
+    let routes = site.testbed.run(Host::Server, &["ip", "route"]);
+    assert!(routes.contains("172.16.0.0/24") && !routes.contains("192.168.77.0/24"), "{routes}");
+    // A mistake says what is missing, and ends the client at once.
+    let mut mistaken = site.join_with(Host::Client, &link_of_anna, &["--masquerade"]);
+    assert_eq!(mistaken.wait(SOON).code(), Some(2), "{}", mistaken.log());
+    assert!(mistaken.log().contains("--announce"), "{}", mistaken.log());
+}
+
+#[test]
+fn a_second_client_of_the_user_takes_the_network_over_within_a_second() {
+    let site = two_homes();
+    let testbed = &site.testbed;
+    // The host that both homes have, at the second one.
+    testbed.run(Host::Other, &["ip", "address", "add", "192.168.77.2/24", "dev", "lan0"]);
+    let link = site.add("anna", &["--route", "192.168.77.0/24"]);
+    let announce = ["--announce", "192.168.77.0/24", "--accept-from", "10.0.0.0/24"];
+    let mut first = site.join_with(Host::Client, &link, &announce).wait_until_up();
+    wait_for_state(&first, "192.168.77.0/24", "in use");
+    let second = site.join_with(Host::Other, &link, &announce).wait_until_up();
+    wait_for_state(&second, "192.168.77.0/24", "standby");
+    let pings = Ping::every(testbed, Host::Server, Duration::from_millis(20), "192.168.77.2", 8);
+    std::thread::sleep(Duration::from_secs(2));
+    let ended = SystemTime::now();
+    assert!(first.interrupt().success());
+    wait_for_state(&second, "192.168.77.0/24", "in use");
+    std::thread::sleep(Duration::from_secs(2));
+    let until = SystemTime::now();
+    let gap = pings.stop().longest_gap(ended, until);
+    assert!(gap < Duration::from_secs(1), "{gap:?} without an answer");
+}
+
+#[test]
+fn the_rules_of_a_user_count_for_the_networks_behind_its_clients() {
+    let Site { server, testbed } = two_homes();
+    drop(server);
+    let rules = "[[access]]\nallow = false\nusers = [\"anna\"]\nto = [\"198.51.100.0/24\"]\n";
+    fs::write(testbed.dir().join("server.toml"), rules).expect("a file to write");
+    let args = ["--auth", "token", "--state-dir", "state", "--config", "server.toml"];
+    let site = Site { server: testbed.server(&args), testbed };
+    let anna = site.add("anna", &["--route", "192.168.77.0/24"]);
+    let bob = site.add("bob", &[]);
+    let announce = ["--announce", "192.168.77.0/24", "--accept-from", "10.0.0.0/24"];
+    let anna = site.join_with(Host::Client, &anna, &announce).wait_until_up();
+    wait_for_state(&anna, "192.168.77.0/24", "in use");
+    let _bob = site.join_with(Host::Other, &bob, &["--routes", "none"]).wait_until_up();
+    reaches(&site.testbed, Host::Lan, "10.0.0.1");
+    is_silent(&site.testbed, Host::Lan, &inet4());
+    reaches(&site.testbed, Host::Server, "192.168.77.2");
+}
+
+#[test]
+fn users_and_the_hosts_behind_them_have_names() {
+    let Site { server, testbed } = two_homes();
+    drop(server);
+    let file = testbed.dir().join("server.toml");
+    let names = "dns-domain = \"vpn.internal\"\n[[dns-name]]\nname = \"camera\"\naddress = [\"192.168.77.2\", \"fd00:77::2\"]\n";
+    fs::write(&file, names).expect("a file to write");
+    let args = ["--auth", "token", "--state-dir", "state", "--config", "server.toml"];
+    let site = Site { server: testbed.server(&args), testbed };
+    let [anna, bob] = ["Anna", "bob"].map(|name| site.add(name, &[]));
+    let anna = site.join_with(Host::Client, &anna, &[]).wait_until_up();
+    let bob = site.join_with(Host::Other, &bob, &[]).wait_until_up();
+    let resolvers = site.testbed.dir().join("resolv.conf");
+    fs::write(&resolvers, "nameserver 10.0.0.1\n").expect("a file to write");
+    let getent = |host, args: &str| {
+        let script = format!("mount --bind {} /etc/resolv.conf && exec getent {args}", resolvers.display());
+        let output = site.testbed.output_of(host, SOON, &["unshare", "--mount", "sh", "-c", &script]);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let of_anna = anna.address(Family::V4);
+    assert!(getent(Host::Other, "ahostsv4 anna.vpn.internal").contains(&of_anna));
+    assert!(getent(Host::Other, "ahostsv6 ANNA.vpn.internal").contains(&anna.address(Family::V6)));
+    assert!(getent(Host::Other, &format!("hosts {of_anna}")).contains("anna.vpn.internal"));
+    assert!(getent(Host::Client, "ahostsv4 camera.vpn.internal").contains("192.168.77.2"));
+    assert_eq!(getent(Host::Client, "ahostsv4 nobody.vpn.internal"), "");
+    // Where clients are kept from each other, each knows its own name and those that are for all.
+    fs::write(&file, format!("isolate = true\n{names}")).expect("a file to write");
+    let socket = site.server.socket().to_str().expect("ASCII").to_owned();
+    let reload = site.testbed.mpvpn(Host::Server, &["config", "reload", "--api-socket", &socket]);
+    assert!(reload.status.success(), "{reload:?}");
+    assert_eq!(getent(Host::Other, "ahostsv4 anna.vpn.internal"), "");
+    assert!(getent(Host::Other, "ahostsv4 bob.vpn.internal").contains(&bob.address(Family::V4)));
+    assert!(getent(Host::Other, "ahostsv4 camera.vpn.internal").contains("192.168.77.2"));
+}
