@@ -40,6 +40,11 @@ impl TestPages {
         Self { port, stop, acceptor: Some(acceptor) }
     }
 
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// URL of a page.
     pub fn url(&self, host: &str, path: &str) -> String {
         let port = self.port;

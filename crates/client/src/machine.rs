@@ -8,13 +8,13 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_config::{ClientConfig, Dns, Routes, SteeringRule};
+use mpvpn_config::{ClientConfig, Dns, Forward, ForwardHost, Routes, SteeringRule};
 use mpvpn_error::RunError;
 use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
     dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
-    firewall::{MarkBits, PacketMatch, SiteNetwork, SiteRules},
+    firewall::{MarkBits, PacketMatch, PortForward, SiteNetwork, SiteRules},
     netlink::Interface,
     tunnel_net::{
         self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, ClientSite,
@@ -427,8 +427,9 @@ impl Machine {
             networks: site.networks.iter().map(network).collect(),
             accept_from: site.accept_from.clone(),
             masquerade: site.masquerade,
+            forwards: site.forwards.iter().filter_map(port_forward).collect(),
         };
-        if site.networks.is_empty() && self.site.is_empty() {
+        if rules.networks.is_empty() && rules.forwards.is_empty() && self.site.is_empty() {
             return Ok(());
         }
         Ok(self.site.set(&mut self.undo, rules)?)
@@ -462,6 +463,17 @@ fn update_inbound<'a>(inbound: &mut InboundNet, undo: &mut UndoJournal, tuns: im
 fn class_addresses(assignment: &Assignment, at: usize) -> DeviceAddresses {
     let (addresses, own) = assignment.additional_or_first(at);
     DeviceAddresses { addresses, own }
+}
+
+fn port_forward(forward: &Forward) -> Option<PortForward> {
+    let ForwardHost::Address(to) = forward.to.host else { return None };
+    Some(PortForward {
+        protocol: forward.ports.protocol_number(),
+        ports: forward.ports.range,
+        from: forward.from.clone(),
+        to: vec![to],
+        to_port: forward.to.port,
+    })
 }
 
 fn steering(rule: &SteeringRule) -> ClassSteering {

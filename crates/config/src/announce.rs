@@ -5,6 +5,7 @@
 
 use std::{fmt, net::IpAddr};
 
+use super::forward::{Forward, ForwardHost};
 use ipnet::IpNet;
 use mpvpn_input::{
     Error, Result,
@@ -106,13 +107,24 @@ pub struct SiteConfig {
     pub accept_from: Vec<IpNet>,
     /// Whether these have the client's address in the network.
     pub masquerade: bool,
+    /// Ports of the client's address in the tunnel that lead to hosts behind it.
+    pub forwards: Vec<Forward>,
 }
 
 impl SiteConfig {
     /// Checks the networks; `server` is where the client connects to.
     pub(super) fn resolve(self, server: &ServerAddr) -> Result<Self> {
-        let Self { networks, accept_from, masquerade } = &self;
-        if networks.is_empty() && (*masquerade || !accept_from.is_empty()) {
+        let Self { networks, accept_from, masquerade, forwards } = &self;
+        for Forward { ports, to, .. } in forwards {
+            if let ForwardHost::User(user) = &to.host {
+                return Err(Error::usage(
+                    format!("[[forward]] {ports} leads to the user {user}, whom only a server knows"),
+                    "give the address of a host behind this machine, as in 192.168.7.9:443",
+                ));
+            }
+        }
+        let is_given = *masquerade && forwards.is_empty() || !accept_from.is_empty();
+        if networks.is_empty() && is_given {
             let option = if *masquerade { "masquerade" } else { "accept-from" };
             return Err(Error::usage(
                 format!("--{option} is given, and no network is announced"),
@@ -170,7 +182,7 @@ mod tests {
         let config = SiteConfig {
             networks: networks.iter().map(|text| SiteNetwork::read(text).unwrap()).collect(),
             accept_from: accept_from.iter().map(|net| net.parse().unwrap()).collect(),
-            masquerade: false,
+            ..SiteConfig::default()
         };
         config.resolve(&"203.0.113.1:443".parse().unwrap()).map_err(|error| error.to_string())
     }

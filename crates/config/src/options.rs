@@ -17,6 +17,7 @@ use super::{
     dns::{DnsOption, Domain, ServerDnsOption},
     dns_names::DnsName,
     file::{ConfigFile, SourceText},
+    forward::ForwardRule,
     lane::LaneRule,
     limits::LimitRule,
     links::{LinkConfig, link_tables},
@@ -181,6 +182,10 @@ pub struct ServerOptions {
     /// `[[dns-name]]`
     #[arg(skip)]
     pub dns_name: Vec<DnsName>,
+
+    /// Ports of this machine that lead to clients, or to hosts behind them: the tables `[[forward]]`
+    #[arg(skip)]
+    pub forward: Vec<ForwardRule>,
 
     /// Number of clients that may be connected at once [default: as many as the subnet has addresses, up to
     /// 4096]
@@ -458,6 +463,10 @@ pub struct ClientOptions {
     #[arg(long)]
     pub masquerade: bool,
 
+    /// Ports of this machine's address in the tunnel that lead to hosts behind it: the tables `[[forward]]`
+    #[arg(skip)]
+    pub forward: Vec<ForwardRule>,
+
     /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable. Use 127.0.0.1 unless
     /// other machines may use it, too: it asks for no password
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
@@ -588,7 +597,7 @@ impl ServerOptions {
             listen tcp old_clients relay_only cert key certificate acme proxy_protocol_from site
             subnet subnet6 tun_name
             auth client_ca crl users public state_dir nat routes dns dns_domain dns_name
-            max_clients isolate access limit
+            forward max_clients isolate access limit
             max_relays max_user_relays max_memory
             shards name api_socket metrics metrics_users dashboard measure qlog confine reload log_level
         }
@@ -609,7 +618,7 @@ impl ClientOptions {
             server path link class pipes transport ca pin cert key insecure token token_file tun_name
             scheduler cc via
             lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan
-            share announce accept_from masquerade socks5 http state_dir shards name
+            share announce accept_from masquerade forward socks5 http state_dir shards name
             api_socket metrics dashboard
             dashboard_cert dashboard_key qlog confine reload log_level
         }

@@ -84,6 +84,7 @@ impl ClientConfig {
             announce: Vec::new(),
             accept_from: Vec::new(),
             masquerade: false,
+            forward: Vec::new(),
             shards: None,
             name: Some(name),
             api_socket: Some(api_socket),
@@ -127,6 +128,7 @@ pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
         (!options.announce.is_empty(), "announce"),
         (!options.accept_from.is_empty(), "accept-from"),
         (options.masquerade, "masquerade"),
+        (!options.forward.is_empty(), "forward"),
         (options.shards.is_some(), "shards"),
     ];
     given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)

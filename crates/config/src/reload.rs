@@ -157,7 +157,7 @@ impl ClientConfig {
         }
         if self.site != new.site {
             self.site = new.site;
-            applied.push("announce, accept-from and masquerade".to_owned());
+            applied.push("announce, accept-from, masquerade and forward".to_owned());
         }
         let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);
         if class_reload == ClassReload::NeedsRestart {
@@ -194,6 +194,8 @@ word_enum! {
         Dns = "dns",
         /// The names that clients are answered, beside those of users.
         DnsNames = "dns-name",
+        /// Ports that lead to clients.
+        Forwards = "forward",
         /// Limits of users.
         Limits = "limit",
         /// How much is logged.
@@ -269,6 +271,7 @@ impl ServerConfig {
             }
             ServerSetting::Dns => self.dns.clone_from(&from.dns),
             ServerSetting::DnsNames => self.dns_names.names.clone_from(&from.dns_names.names),
+            ServerSetting::Forwards => self.forwards.clone_from(&from.forwards),
             ServerSetting::Limits => self.limits.clone_from(&from.limits),
             ServerSetting::LogLevel => self.log_level = from.log_level,
             ServerSetting::Measure => self.measure = from.measure,
@@ -398,7 +401,7 @@ mod tests {
         let before = read("auth = 'mtls'\nclient-ca = 'a'\n");
         let after = read(
             "public = 'a'\nauth = 'mtls'\nclient-ca = 'b'\ncrl = 'c'\nisolate = true\ncert = 'a'\nkey = 'b'\ndns = 'off'\nlog-level = 'debug'\n\
-             routes = '10.9.0.0/16'\nmeasure = true\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n",
+             routes = '10.9.0.0/16'\nmeasure = true\n[site]\nhide = true\n[[limit]]\nmax-classes = 1\n[[forward]]\nport = 'tcp/80'\nto = 'anna'\n",
         );
         let names = read("dns-domain = 'a.b'\n[[dns-name]]\nname = 'nas'\naddress = '10.0.0.7'\n");
         let mut after = after;

@@ -34,6 +34,7 @@ use crate::{
     dns::{self, Dns, ServerDns},
     dns_names::DnsNames,
     file,
+    forward::{self, Forward},
     lane::LaneRule,
     limits::LimitRule,
     links::LinkConfig,
@@ -98,6 +99,8 @@ pub struct ServerConfig {
     pub dns: ServerDns,
     /// The names that clients are answered.
     pub dns_names: DnsNames,
+    /// Ports that lead to clients, or to hosts behind them.
+    pub forwards: Vec<Forward>,
     /// Whether clients are kept from each other.
     pub isolate: bool,
     /// Rules for the destinations of packets and relayed connections; the first that matches decides.
@@ -271,6 +274,7 @@ impl ServerConfig {
         let tcp = options.tcp.unwrap_or_default();
         let acme = options.acme.map(|table| table.resolve(&listen, tcp)).transpose()?;
         let dns = dns::server_dns(options.dns)?;
+        let forwards = forward::resolve(options.forward, &listen)?;
         let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
             tcp,
@@ -301,6 +305,7 @@ impl ServerConfig {
             state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             nat: options.nat.unwrap_or_default(),
             routes: routes(&options.routes, subnet6)?,
+            forwards,
             dns_names: DnsNames::of(options.dns_domain, options.dns_name, &dns)?,
             dns,
             api_socket: options.api_socket.unwrap_or_else(|| default_socket(Role::Server, &name)),
@@ -391,7 +396,9 @@ impl ClientConfig {
             ));
         }
         let (networks, accept_from) = (options.announce, options.accept_from);
-        let site = SiteConfig { networks, accept_from, masquerade: options.masquerade }.resolve(&server)?;
+        let forwards = forward::resolve(options.forward, &[])?;
+        let masquerade = options.masquerade;
+        let site = SiteConfig { networks, accept_from, masquerade, forwards }.resolve(&server)?;
         let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan)?;
         let dashboard =
             ClientDashboard::of(options.dashboard, options.dashboard_cert, options.dashboard_key)?;

@@ -131,6 +131,7 @@ fn tun_only_option(options: &ServerOptions) -> Option<&'static str> {
         (!options.routes.is_empty(), "routes"),
         (!options.dns.is_empty(), "dns"),
         (options.dns_domain.is_some(), "dns-domain"),
+        (!options.forward.is_empty(), "forward"),
         (options.max_clients.is_some(), "max-clients"),
         (options.isolate, "isolate"),
         (options.measure, "measure"),

@@ -7,6 +7,7 @@
 //! forwarding from and to the TUN device.
 
 mod client_filter;
+mod forward;
 mod inbound;
 mod marking;
 pub(crate) mod script;
@@ -15,6 +16,7 @@ mod site;
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
 pub use client_filter::{ClientFilter, FilterRule, Profile, SessionProfiles};
+pub use forward::{PortForward, set_forwards};
 use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
 use serde::{Deserialize, Serialize};
@@ -60,7 +62,7 @@ pub struct Rules {
     pub guards: Vec<AddressGuard>,
     /// The networks behind a client.
     #[serde(default)]
-    pub site: Option<SiteRules>,
+    pub site: Option<Box<SiteRules>>,
 }
 
 /// A rule that drops packets to some addresses, unless they arrive by the interface of these, or this machine
@@ -121,6 +123,8 @@ pub(crate) enum Change {
     Sessions(String, Vec<Session>, Vec<Session>),
     /// Replaces the networks behind clients in it.
     Sites(String, Vec<Site>),
+    /// Replaces the forwards of the server with this TUN device.
+    Forwards(String, Vec<PortForward>),
     /// Replaces the table for replies, which has this name, by one for these links with their numbers.
     Inbound(String, BTreeMap<String, u8>),
     /// Adds connections to it that are older, with the numbers of their links.
@@ -143,6 +147,7 @@ impl Change {
         match self {
             Self::Rules(rules) => table_name(&rules.name),
             Self::Clients(filter, ..) => filter.table(),
+            Self::Forwards(tun, _) => forward::table(tun),
             Self::Sessions(table, ..)
             | Self::Sites(table, _)
             | Self::Inbound(table, _)
@@ -159,6 +164,7 @@ impl Change {
             Self::Clients(filter, sessions, sites) => filter.script(sessions, sites),
             Self::Sessions(table, before, after) => client_filter::change(table, before, after),
             Self::Sites(table, sites) => client_filter::site_change(table, sites),
+            Self::Forwards(tun, forwards) => forward::script(tun, forwards),
             Self::Inbound(table, links) => inbound::script(table, links),
             Self::InboundConnections(table, connections) => inbound::elements(table, connections),
             Self::KillSwitch(exceptions) => kill_switch::script(exceptions),
@@ -258,7 +264,7 @@ fn script_of(rules: &Rules) -> String {
         let outgoing = exempt.into_iter().chain(own.flat_map(marking::rules_of)).collect();
         chain(("output", "route", "output"), MARKING_PRIORITY, outgoing);
     }
-    chains.extend(rules.site.iter().flat_map(SiteRules::chains));
+    chains.extend(rules.site.iter().flat_map(|site| site.chains()));
     script::replacement(&table_name(&rules.name), &chains)
 }
 

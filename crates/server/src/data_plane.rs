@@ -317,6 +317,11 @@ impl DataPlane {
         {
             filter.send(FilterMessage::Sites);
         }
+        if let Some(filter) = &self.filter
+            && self.server.take_forwards_due()
+        {
+            filter.send(FilterMessage::Forwards);
+        }
         while let Some(change) = self.server.poll_change() {
             if matches!(change, ServerChange::Refused(..)) && !self.refusals.is_reported(now) {
                 continue;

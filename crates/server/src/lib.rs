@@ -16,6 +16,7 @@ mod answers;
 mod client_relays;
 mod data_plane;
 mod events;
+mod forwards;
 mod handover;
 mod leases;
 mod machine;
@@ -86,6 +87,7 @@ use tokio::sync::watch;
 use crate::overview::overview;
 use data_plane::{DataPlane, FirstShard, ServerMessage, ShardReport};
 use events::Refusals;
+use forwards::ForwardTable;
 use handover::handovers;
 use leases::LeaseKeeper;
 use machine::Machine;
@@ -144,6 +146,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     // Where a folder does not exist yet, files in it are read again by command only.
     let files = WatchedFiles::new(reload::files_to_watch(&config, origin.file_to_watch())).ok();
     let memory = config.max_memory.map_or_else(available_memory, ByteSize::bytes);
+    forwards::check(&config.forwards)?;
     confine::server(&config, origin.file())?;
     let slow = SlowThread::start(
         Services { api: Some(api), metrics, dashboard, own: Some(own_services(https_server, acme)) },
@@ -177,7 +180,11 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         other_loops.iter().map(|event_loop| first_shard.add(event_loop.wake.clone())).collect();
     let handovers =
         handovers(std::iter::once(&event_loop).chain(&other_loops).map(|event_loop| event_loop.wake.clone()));
-    let start_filter = |machine: &mut Machine| machine.start_filter(users, &registry, first_shard.outboxes());
+    let forwards = ForwardTable::new(&config.tun_name, &config.forwards);
+    registry.set_forwarded_users(forwards::users(&config.forwards));
+    let start_filter = |machine: &mut Machine| {
+        machine.start_filter((users, forwards.clone()), &registry, first_shard.outboxes())
+    };
     let filter = machine.as_mut().map(start_filter).transpose()?;
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
@@ -254,6 +261,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
         responder: reload::responder(&config, machine.as_ref()),
         own_resolver,
         names,
+        forwards,
         files,
         pending: None,
         later: Vec::new(),
@@ -629,6 +637,7 @@ impl Running {
         let (config, data_plane, started, loopback_clients) =
             (&self.config, &self.data_plane, self.started, &self.loopback_clients);
         let (users, registry) = (self.user_list.as_ref(), &self.registry);
+        let forwards = &self.reloadable.forwards;
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
         let take = |reports: &mut [ShardReport]| -> (Vec<SessionReport>, Vec<Class>) {
             let sessions =
@@ -645,6 +654,7 @@ impl Running {
             (status.confinement, status.memory) = (confine::status(), event_loop::memory());
             status.notes.extend(status::copies_note(registry.shared_secrets()));
             status.announced = sites::of_server(&registry.sites());
+            status.forwards = forwards.status();
         };
         self.shards.answer_overviews(now, |mut reports| {
             let (sessions, departed) = take(&mut reports);

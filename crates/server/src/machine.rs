@@ -17,6 +17,7 @@ use mpvpn_tunnel::Registry;
 
 use super::{
     data_plane::ShardMessage,
+    forwards::{self, ForwardTable},
     packet_filter::{FilterMessage, FilterThread, UserProfiles},
 };
 
@@ -62,6 +63,7 @@ impl Machine {
             access: PacketAccess {
                 is_isolated: config.isolate,
                 blocked: MACHINE_ONLY_NETWORKS.clone(),
+                forwarded: forwards::ports(&config.forwards),
                 profiles: profiles.to_vec(),
             },
         };
@@ -73,13 +75,18 @@ impl Machine {
     /// order.
     pub(super) fn start_filter(
         &mut self,
-        users: UserProfiles,
+        (users, forwards): (UserProfiles, ForwardTable),
         registry: &Registry,
         shards: Vec<Outbox<ShardMessage>>,
     ) -> Result<Outbox<FilterMessage>, RunError> {
         let (profiles, sites) = (self.net.session_profiles(), self.net.sites()?);
-        let filter =
-            self.filter.insert(FilterThread::start(profiles, sites, users, registry.clone(), shards)?);
+        let filter = self.filter.insert(FilterThread::start(
+            (profiles, forwards),
+            sites,
+            users,
+            registry.clone(),
+            shards,
+        )?);
         Ok(filter.messages())
     }
 

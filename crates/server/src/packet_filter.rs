@@ -18,7 +18,7 @@ use mpvpn_access::AccessRule;
 use mpvpn_error::RunError;
 use mpvpn_os::{
     OsError,
-    firewall::{FilterRule, Profile, SessionProfiles},
+    firewall::{ClientFilter, FilterRule, Profile, SessionProfiles},
     kill_switch::TableMonitor,
     poll::{Events, Interest, PollWaker, Poller},
     tunnel_net::SiteNet,
@@ -27,7 +27,10 @@ use mpvpn_packet::public::embedding_networks;
 use mpvpn_threads::shards::{Inbox, Outbox, mailbox};
 use mpvpn_tunnel::{AddressSet, FilterRequest, Registry};
 
-use super::data_plane::{ServerMessage, ShardMessage};
+use super::{
+    data_plane::{ServerMessage, ShardMessage},
+    forwards::ForwardTable,
+};
 
 /// How soon nft is tried again after it failed: sessions wait for it. Sooner: it fails more often for the
 /// same reason; later: sessions wait for longer.
@@ -99,6 +102,8 @@ pub(super) enum FilterMessage {
     Filter(Box<FilterRequest>),
     /// Other networks behind clients are wanted: put them in force, then tell all shards.
     Sites,
+    /// Ports lead to other hosts now, or other ports do.
+    Forwards,
     /// Replace the rules of all users, then tell shard 0.
     Replace(Box<NewRules>),
     /// End.
@@ -111,6 +116,8 @@ pub(super) struct NewRules {
     pub(super) users: UserProfiles,
     /// Whether clients are kept from each other.
     pub(super) is_isolated: bool,
+    /// The ports that lead to clients.
+    pub(super) forwarded: Vec<(u8, u16, u16)>,
 }
 
 /// The thread. It ends when this is dropped.
@@ -124,7 +131,7 @@ impl FilterThread {
     /// `profiles` and `net`: as they are in the kernel. `registry`: the sessions. `shards`: the mailboxes of
     /// all shards, in order.
     pub(super) fn start(
-        profiles: SessionProfiles,
+        (profiles, forwards): (SessionProfiles, ForwardTable),
         net: SiteNet,
         users: UserProfiles,
         registry: Registry,
@@ -139,6 +146,8 @@ impl FilterThread {
         let (messages, inbox) = mailbox(wake.clone());
         let worker = Worker {
             profiles,
+            forwards,
+            forwards_due: true,
             net,
             users,
             registry,
@@ -171,6 +180,8 @@ impl Drop for FilterThread {
 
 struct Worker {
     profiles: SessionProfiles,
+    forwards: ForwardTable,
+    forwards_due: bool,
     net: SiteNet,
     users: UserProfiles,
     registry: Registry,
@@ -197,6 +208,7 @@ impl Worker {
                 match message {
                     FilterMessage::Filter(request) => self.waiting.push(*request),
                     FilterMessage::Sites => self.sites_due = true,
+                    FilterMessage::Forwards => self.forwards_due = true,
                     FilterMessage::Replace(rules) => self.replace(*rules),
                     FilterMessage::End => return,
                 }
@@ -214,6 +226,7 @@ impl Worker {
             };
             let result = if changed || retry.is_some() { self.repair() } else { Ok(()) };
             let result = result.and_then(|()| self.handle_requests()).and_then(|()| self.update_sites());
+            let result = result.and_then(|()| self.update_forwards());
             retry = result.err().map(|error| {
                 tracing::error!(%error, "the packets of clients cannot be filtered: new sessions wait");
                 RETRY_INTERVAL
@@ -233,7 +246,7 @@ impl Worker {
     }
 
     /// Replaces the rules. Requests that wait are handled by the new ones.
-    fn replace(&mut self, NewRules { users, is_isolated }: NewRules) {
+    fn replace(&mut self, NewRules { users, is_isolated, forwarded }: NewRules) {
         // A session that gets addresses after this has sent, or will send, a request.
         let sessions = self.registry.addresses_by_user();
         let of_session = |(user, addresses): &(String, AddressSet)| {
@@ -243,14 +256,25 @@ impl Worker {
         let sessions: Vec<_> = sessions.iter().flat_map(of_session).collect();
         let sites = self.registry.sites();
         let sites = sites.networks().map(|(network, user)| (network, users.of(user)));
-        let replaced = self.profiles.replace_rules(is_isolated, users.profiles.to_vec(), sessions, sites);
+        let profiles = users.profiles.clone();
+        let filter = ClientFilter { is_isolated, forwarded, profiles, ..self.profiles.filter().clone() };
+        let replaced = self.profiles.replace_rules(filter, sessions, sites);
         if replaced.is_ok() {
             self.users = users;
+            self.forwards_due = true;
         }
         if let Some(first) = self.shards.first() {
             let answer = replaced.map_err(|error| error.to_string());
             first.send(ShardMessage::Specific(ServerMessage::RulesReplaced(answer)));
         }
+    }
+
+    /// Puts the forwards in force as sessions are now, if that may have changed.
+    fn update_forwards(&mut self) -> Result<(), OsError> {
+        if std::mem::take(&mut self.forwards_due) {
+            self.forwards.update(&self.registry).inspect_err(|_| self.forwards_due = true)?;
+        }
+        Ok(())
     }
 
     /// Puts the networks behind clients in force that are wanted now, if it is time.

@@ -42,6 +42,7 @@ use tokio::sync::oneshot;
 use super::{
     Running,
     data_plane::{ServerMessage, ShardSettings},
+    forwards::{self, ForwardTable},
     machine::Machine,
     names::TunnelNames,
     packet_filter::{FilterMessage, NewRules, UserProfiles},
@@ -66,6 +67,8 @@ pub(super) struct Reloadable {
     pub(super) has_rules_of_users: Arc<AtomicBool>,
     /// Answers measurements; `None` if it is off, or cannot listen.
     pub(super) responder: Option<Responder>,
+    /// The ports that lead to clients.
+    pub(super) forwards: ForwardTable,
     /// The names that clients are answered, if there are any.
     pub(super) names: Option<TunnelNames>,
     /// Where the server's own resolver listens.
@@ -219,7 +222,9 @@ impl Running {
                     self.reloadable.has_rules_of_users.store(true, Ordering::SeqCst);
                 }
                 let is_isolated = reload.prepared.config.isolate;
-                filter.send(FilterMessage::Replace(Box::new(NewRules { users, is_isolated })));
+                let forwarded = forwards::ports(&reload.prepared.config.forwards);
+                let rules = NewRules { users, is_isolated, forwarded };
+                filter.send(FilterMessage::Replace(Box::new(rules)));
                 self.reloadable.pending = Some(reload);
             }
             _ => {
@@ -285,7 +290,11 @@ impl Running {
                 Err(error) => postpone_if_unreadable(&mut changes, ServerSetting::Site, error)?,
             }
         }
-        let is_changed = changes.at_once.contains(&ServerSetting::Access);
+        if changes.at_once.contains(&ServerSetting::Forwards) {
+            forwards::check(&config.forwards)?;
+        }
+        let of_packets = [ServerSetting::Access, ServerSetting::Forwards];
+        let is_changed = of_packets.iter().any(|setting| changes.at_once.contains(setting));
         let rules = is_changed.then(|| UserProfiles::new(&config.access));
         let (at_once, restart) = (changes.at_once, changes.restart);
         Ok(Prepared { config, policy, at_once, restart, certificates, client_certificates, site, rules })
@@ -312,6 +321,10 @@ impl Running {
             self.config.take(setting, &config);
             if let Some(names) = &self.reloadable.names {
                 names.update(&self.config);
+            }
+            if setting == ServerSetting::Forwards {
+                self.reloadable.forwards.replace(&self.config.forwards);
+                self.registry.set_forwarded_users(forwards::users(&self.config.forwards));
             }
             if setting == ServerSetting::Measure {
                 // The one before frees the port first.

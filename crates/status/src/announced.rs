@@ -1,4 +1,6 @@
-//! Networks behind clients.
+//! Networks behind clients, and ports of a server's machine that lead to them.
+
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use mpvpn_types::word_enum;
@@ -49,4 +51,19 @@ impl AnnouncedNetwork {
             None => self.network.to_string(),
         }
     }
+}
+
+/// Ports of a server's machine that lead to a host in the tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ForwardedPort {
+    /// Protocol and port, or a range of ports.
+    pub port: String,
+    /// The host as configured: a user or an address, and the port.
+    pub to: String,
+    /// The addresses to which they lead now; empty while the user has no session.
+    pub addresses: Vec<IpAddr>,
+    /// Networks from which packets are let in; left out if it is everywhere.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
+    pub from: Vec<IpNet>,
 }

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::metrics::{Metric, metrics};
 use mpvpn_input::word_schemas;
 
-pub use announced::{AnnouncedNetwork, NetworkState};
+pub use announced::{AnnouncedNetwork, ForwardedPort, NetworkState};
 pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
 pub use overview::{Overview, SessionSummary};
 pub use path_figures::{Figure, PathFigures, format_ms};
@@ -104,6 +104,9 @@ pub struct Status {
     /// Networks behind this client, or behind the clients of a server; left out if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedNetwork>,
+    /// Ports of a server's machine that lead to hosts in the tunnel; left out if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forwards: Vec<ForwardedPort>,
     /// QUIC handshakes since the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handshakes: Option<Handshakes>,

@@ -40,6 +40,7 @@ pub fn render(status: &Status, rates: &Rates, sections: Sections, width: usize) 
     pipe_reasons(&status.links).iter().for_each(|reason| say(&mut text, "", reason));
     section(&mut text, clients(status, rates), width);
     section(&mut text, announced(status), width);
+    section(&mut text, forwards(status), width);
     section(&mut text, classes(status), width);
     if sections.paths {
         section(&mut text, paths(status, rates), width);
@@ -333,6 +334,16 @@ fn announced(status: &Status) -> Table {
     for one in &status.announced {
         let behind = one.user.as_deref().unwrap_or("this client");
         table.row([one.text(), behind.to_owned(), one.state.as_str().to_owned(), one.reason.clone()]);
+    }
+    table.without_empty_columns()
+}
+
+fn forwards(status: &Status) -> Table {
+    let mut table = Table::new("port|leads to|now|from");
+    for one in &status.forwards {
+        let now =
+            if one.addresses.is_empty() { "nobody: no session".to_owned() } else { join(&one.addresses) };
+        table.row([one.port.clone(), one.to.clone(), now, join(&one.from)]);
     }
     table.without_empty_columns()
 }

@@ -241,6 +241,11 @@ impl AddressPool {
         }
     }
 
+    /// Whether one of these addresses belongs to a user.
+    pub(crate) fn is_fixed(&self, addresses: &AddressSet) -> bool {
+        addresses.iter().any(|ip| self.offset_of(ip).is_some_and(|offset| self.fixed.contains_key(&offset)))
+    }
+
     /// The users to whom addresses of a session belong.
     fn owners(&self, secret: &SessionSecret) -> impl Iterator<Item = &String> {
         let lease = self.leases.get(secret).filter(|_| !self.fixed.is_empty());

@@ -162,6 +162,8 @@ struct Inner {
     accounts: Accounts,
     memory: MemoryOfUsers,
     announcements: Announcements,
+    /// Users, in lower case, to whose sessions ports of the machine lead.
+    forwarded_users: BTreeSet<String>,
     /// The networks behind clients that are in force.
     sites: Arc<SiteTable>,
 }
@@ -179,6 +181,8 @@ pub struct Registry {
     count_due: Arc<AtomicBool>,
     /// Whether other networks behind clients are wanted since [`Registry::take_sites_due`].
     sites_due: Arc<AtomicBool>,
+    /// Whether ports may lead to other sessions since [`Registry::take_forwards_due`].
+    forwards_due: Arc<AtomicBool>,
 }
 
 impl Registry {
@@ -198,10 +202,12 @@ impl Registry {
             accounts: Accounts::default(),
             memory: MemoryOfUsers::new(MAX_HELD_BYTES),
             announcements: Announcements::default(),
+            forwarded_users: BTreeSet::new(),
             sites: Arc::default(),
         };
         let inner = Arc::new(Mutex::new(inner));
-        Self { inner, leases_changed: Arc::default(), count_due: Arc::default(), sites_due: Arc::default() }
+        let (leases_changed, count_due, sites_due, forwards_due) = Default::default();
+        Self { inner, leases_changed, count_due, sites_due, forwards_due }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -347,6 +353,29 @@ impl Registry {
     /// The networks behind clients that are in force.
     pub fn sites(&self) -> Arc<SiteTable> {
         Arc::clone(&self.lock().sites)
+    }
+
+    /// Sets the users, in lower case, to whose sessions ports of the machine lead.
+    pub fn set_forwarded_users(&self, users: BTreeSet<String>) {
+        self.lock().forwarded_users = users;
+        self.forwards_due.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether ports may lead to other sessions since the last call. Does not take the lock.
+    pub fn take_forwards_due(&self) -> bool {
+        self.forwards_due.load(Ordering::Relaxed) && self.forwards_due.swap(false, Ordering::Relaxed)
+    }
+
+    /// The addresses of the session to which the ports of a user, in lower case, lead: that with a fixed
+    /// address, else the oldest; none if there is no session.
+    pub fn forward_target(&self, user: &str) -> Vec<IpAddr> {
+        let inner = self.lock();
+        let sessions = inner.by_name.get(user).into_iter().flatten();
+        let known = sessions.filter_map(|secret| {
+            let (session, addresses) = (inner.sessions.get(secret)?, inner.pool.addresses(secret)?);
+            Some(((!inner.pool.is_fixed(&addresses), session.id.0), addresses.first()))
+        });
+        known.min_by_key(|(order, _)| *order).map_or(Vec::new(), |(_, first)| first.iter().collect())
     }
 
     /// Sets how much memory the process may allocate (bytes), before the first shard is made.
@@ -503,6 +532,7 @@ impl Registry {
         for ip in addresses.iter().flat_map(AddressSet::iter) {
             inner.by_ip.insert(ip, secret);
         }
+        inner.note_forwards_due(request.user, &self.forwards_due);
         Ok(Admission { session: id, secret, addresses, serial, replaced, sharing, flows })
     }
 
@@ -533,6 +563,7 @@ impl Registry {
         for ip in addresses.iter() {
             inner.by_ip.insert(ip, secret);
         }
+        inner.note_forwards_due(user, &self.forwards_due);
         self.note_lease_change();
         Ok(addresses)
     }
@@ -557,6 +588,7 @@ impl Registry {
             return;
         }
         if let Some(session) = inner.sessions.remove(secret) {
+            inner.note_forwards_due(&session.user, &self.forwards_due);
             if let Entry::Occupied(mut named) = inner.by_name.entry(session.user.to_ascii_lowercase()) {
                 named.get_mut().remove(secret);
                 if named.get().is_empty() {
@@ -581,6 +613,13 @@ impl Registry {
 }
 
 impl Inner {
+    /// Notes that ports may lead elsewhere, if any lead to this user.
+    fn note_forwards_due(&self, user: &str, due: &AtomicBool) {
+        if !self.forwarded_users.is_empty() && self.forwarded_users.contains(&user.to_ascii_lowercase()) {
+            due.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn session_of(&self, ip: IpAddr) -> Option<&Session> {
         self.sessions.get(self.by_ip.get(&ip).or_else(|| self.sites.session_of(ip))?)
     }

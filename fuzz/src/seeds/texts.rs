@@ -6,7 +6,7 @@ use mpvpn_input::role::Role;
 use mpvpn_os::{
     firewall::{
         AddressGuard, ClientFilter, Exit, FilterRule, MarkBits, MarkRule, Masquerade, Origin, PacketMatch,
-        Rules, SiteNetwork, SiteRules,
+        PortForward, Rules, SiteNetwork, SiteRules,
     },
     kill_switch::Exceptions,
     netlink::{Family, Interface, Route, Rule},
@@ -153,7 +153,7 @@ fn rules() -> Rules {
         mark_rules: vec![MarkRule { packets, set: MarkBits { value: 1 << 24, mask: 15 << 24 } }],
         exempt_mark: Some(MarkBits { value: 1, mask: 1 }),
         guards: vec![AddressGuard { interface: "mpvpn0".to_owned(), addresses: vec![[10, 0, 0, 2].into()] }],
-        site: Some(SiteRules {
+        site: Some(Box::new(SiteRules {
             tun: "mpvpn0".to_owned(),
             networks: vec![SiteNetwork {
                 network: "192.168.1.0/24".parse().expect("a network"),
@@ -161,7 +161,14 @@ fn rules() -> Rules {
             }],
             accept_from: vec!["10.0.0.0/8".parse().expect("a network")],
             masquerade: true,
-        }),
+            forwards: vec![PortForward {
+                protocol: 6,
+                ports: (8443, 8443),
+                from: vec!["10.0.0.0/8".parse().expect("a network")],
+                to: vec![[192, 168, 1, 7].into()],
+                to_port: Some(443),
+            }],
+        })),
     }
 }
 
@@ -177,6 +184,7 @@ fn filter() -> ClientFilter {
         is_isolated: true,
         accepts_inbound: false,
         blocked: vec!["127.0.0.0/8".parse().expect("a network")],
+        forwarded: vec![(6, 8443, 8443), (17, 5000, 5010)],
         profiles: vec![vec![], vec![rule]],
     }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
+    http::{MB, TestPages},
     ping::{Ping, ping, reaches},
     testbed::{Family, Host, MpvpnProcess, Testbed, inet4},
 };
@@ -221,4 +222,74 @@ fn users_and_the_hosts_behind_them_have_names() {
     assert_eq!(getent(Host::Other, "ahostsv4 anna.vpn.internal"), "");
     assert!(getent(Host::Other, "ahostsv4 bob.vpn.internal").contains(&bob.address(Family::V4)));
     assert!(getent(Host::Other, "ahostsv4 camera.vpn.internal").contains("192.168.77.2"));
+}
+
+/// Whether a page of 1000 bytes arrives.
+fn gets(testbed: &Testbed, from: Host, url: &str) -> bool {
+    let args = ["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{size_download}", url];
+    let output = testbed.output_of(from, SOON, &args);
+    output.status.success() && output.stdout == b"1000"
+}
+
+#[test]
+fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
+    let Site { server, testbed } = two_homes();
+    drop(server);
+    let pages = [Host::Client, Host::Lan, Host::Server].map(|host| TestPages::start(&testbed, host));
+    let [client, lan, taken] = [0, 1, 2].map(|at: usize| pages[at].port());
+    let file = testbed.dir().join("server.toml");
+    let forward = |port: &str, to: &str| format!("[[forward]]\nport = \"{port}\"\nto = \"{to}\"\n");
+    let forwards = forward("tcp/8080", &format!("anna:{client}"))
+        + &forward("tcp/8081", &format!("192.168.77.2:{lan}"))
+        + "from = [\"198.51.100.0/24\", \"10.0.0.0/24\"]\n";
+    fs::write(&file, &forwards).expect("a file to write");
+    let args = ["--auth", "token", "--state-dir", "state", "--config", "server.toml"];
+    let site = Site { server: testbed.server(&args), testbed };
+    let testbed = &site.testbed;
+    let at = |port: u16| format!("http://{}:{port}/1000", "198.51.100.1");
+    let [anna, bob] = [("anna", "192.168.77.0/24"), ("bob", "10.9.9.0/24")]
+        .map(|(name, net)| site.add(name, &["--route", net]));
+    assert!(!gets(testbed, Host::Inet, &at(8080)), "nobody is there");
+    let file_of_client = testbed.dir().join("client.toml");
+    let own = forward("tcp/9000", &format!("192.168.77.2:{lan}"));
+    let announce = "announce = \"192.168.77.0/24\"\naccept-from = \"0.0.0.0/0\"\n";
+    fs::write(file_of_client, format!("{announce}{own}")).expect("a file to write");
+    let mut client = site.join_with(Host::Client, &anna, &["--config", "client.toml"]).wait_until_up();
+    wait_for_state(&client, "192.168.77.0/24", "in use");
+    let _bob = site.join_with(Host::Other, &bob, &[]).wait_until_up();
+    for (from, port) in [(Host::Inet, 8080), (Host::Inet, 8081), (Host::Other, 8080), (Host::Other, 8081)] {
+        eventually(SOON, &format!("{from:?} reaches port {port}"), || {
+            if gets(testbed, from, &at(port)) { Ok(()) } else { Err(site.server.log()) }
+        });
+    }
+    let own_port = format!("http://{}:9000/1000", client.address(Family::V4));
+    assert!(gets(testbed, Host::Other, &own_port), "a port of the client leads on to its LAN");
+    let status = site.server.status();
+    assert_eq!(status["forwards"][0]["addresses"][0], client.address(Family::V4).as_str(), "{status:#}");
+
+    // A connection from outside lives through a cut of a link.
+    let url = format!("http://198.51.100.1:8081/{}", 4 * MB);
+    let args = ["-sS", "--limit-rate", "1M", "--max-time", "20", "-o", "/dev/null", &url];
+    let mut download = testbed.command(Host::Inet, "curl");
+    let mut download = download.args(args).spawn().expect("curl runs");
+    std::thread::sleep(Duration::from_secs(1));
+    testbed.link(1).cut();
+    assert!(download.wait().expect("curl ends").success());
+
+    // A port that a program has is refused by its name, and nothing changes.
+    fs::write(&file, forwards.clone() + &forward(&format!("tcp/{taken}"), "anna")).expect("a file to write");
+    let socket = site.server.socket().to_str().expect("ASCII").to_owned();
+    let reload = testbed.mpvpn(Host::Server, &["config", "reload", "--api-socket", &socket]);
+    let said = String::from_utf8_lossy(&reload.stderr).into_owned();
+    assert!(!reload.status.success() && said.contains("of this machine listens at"), "{said}");
+    assert!(gets(testbed, Host::Inet, &at(8080)));
+
+    // Without the client, and without the table, the port leads nowhere.
+    assert!(client.interrupt().success());
+    assert!(!gets(testbed, Host::Inet, &at(8080)));
+    fs::write(&file, forward("tcp/8081", "bob")).expect("a file to write");
+    let reload = testbed.mpvpn(Host::Server, &["config", "reload", "--api-socket", &socket]);
+    assert!(reload.status.success(), "{reload:?}");
+    let table = testbed.run(Host::Server, &["nft", "list", "table", "inet", "mpvpn_mpvpn0_forwards"]);
+    assert!(table.contains("8081") && !table.contains("8080"), "{table}");
 }

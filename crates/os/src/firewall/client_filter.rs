@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, Session, Site, apply, list,
+    Change, Session, Site, apply, forward, list,
     marking::{PROTOCOLS_WITH_PORTS, merged_ranges},
     script::{ANSWERS, REJECT, any_of, chain, hook_chain, protocol_of, quoted, replacement, set},
     table_name,
@@ -55,6 +55,10 @@ pub struct ClientFilter {
     pub accepts_inbound: bool,
     /// Networks that packets do not reach, unless a rule names one address of them.
     pub blocked: Vec<IpNet>,
+    /// Ports of the machine that lead to clients, which other clients reach there: protocol number, first and
+    /// last port.
+    #[serde(default)]
+    pub forwarded: Vec<(u8, u16, u16)>,
     /// Profiles. The first counts for addresses without an entry in [`SessionProfiles`].
     pub profiles: Vec<Profile>,
 }
@@ -130,6 +134,11 @@ impl ClientFilter {
 
     fn rules_from_clients(&self) -> Vec<String> {
         let mut rules = ANSWERS.map(str::to_owned).to_vec();
+        for protocol in [6, 17] {
+            let ports = self.forwarded.iter().filter(|port| port.0 == protocol);
+            let ports: Vec<_> = ports.map(|(_, first, last)| (*first, *last)).collect();
+            rules.extend(forward::reachable(protocol, &ports));
+        }
         if self.is_isolated {
             rules.extend(self.addresses.iter().map(|net| {
                 let own = net.addr();
@@ -207,19 +216,22 @@ impl SessionProfiles {
         Ok(())
     }
 
-    /// Replaces the rules of all users, in one transaction. `sessions`: the addresses of all sessions with
-    /// their profiles among the new ones, `sites`: the networks behind clients; all others have the first.
+    /// The filter that is in force.
+    pub fn filter(&self) -> &ClientFilter {
+        &self.filter
+    }
+
+    /// Replaces the filter, in one transaction. `sessions`: the addresses of all sessions with their profiles
+    /// among the new ones, `sites`: the networks behind clients; all others have the first.
     ///
     /// # Errors
     /// If nft is missing or refuses the rules; then nothing has changed.
     pub fn replace_rules(
         &mut self,
-        is_isolated: bool,
-        profiles: Vec<Profile>,
+        filter: ClientFilter,
         sessions: impl IntoIterator<Item = (IpAddr, usize)>,
         sites: impl IntoIterator<Item = (IpNet, usize)>,
     ) -> Result<(), OsError> {
-        let filter = ClientFilter { is_isolated, profiles, ..self.filter.clone() };
         let (assigned, sites) = (with_others(sessions), with_others(sites));
         filter.install_with(&assigned, &sites)?;
         (self.filter, self.assigned, self.sites) = (filter, assigned, sites);

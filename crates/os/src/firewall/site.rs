@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    SOURCE_NAT_PRIORITY,
+    PortForward, SOURCE_NAT_PRIORITY,
     script::{ANSWERS, REJECT, any_of, hook_chain, protocol_of, quoted},
 };
 
@@ -31,6 +31,9 @@ pub struct SiteRules {
     /// Whether these have the client's address in the network, because its hosts do not send their answers to
     /// the client otherwise.
     pub masquerade: bool,
+    /// Ports of the client's address in the tunnel that lead to hosts behind it.
+    #[serde(default)]
+    pub forwards: Vec<PortForward>,
 }
 
 /// A network behind a client.
@@ -81,7 +84,8 @@ impl SiteRules {
         let rule = |map, protocol| {
             format!("iifname {} dnat {protocol} prefix to {protocol} daddr map {map}", quoted(&self.tun))
         };
-        maps(&mapped, rule)
+        let forwards = self.forwards.iter().flat_map(|forward| forward.rules(Some(&self.tun)));
+        maps(&mapped, rule).into_iter().chain(forwards).collect()
     }
 
     fn outward(&self) -> Vec<String> {
@@ -92,7 +96,9 @@ impl SiteRules {
         });
         if self.masquerade {
             rules.extend([true, false].into_iter().filter_map(|is_v4| {
-                let to = nets(is_v4, self.networks.iter().map(|one| one.network))?;
+                let forwarded =
+                    self.forwards.iter().flat_map(|forward| &forward.to).map(|ip| IpNet::from(*ip));
+                let to = nets(is_v4, self.networks.iter().map(|one| one.network).chain(forwarded))?;
                 let protocol = if is_v4 { "ip" } else { "ip6" };
                 Some(format!("iifname {tun} oifname != {tun} {protocol} daddr {to} masquerade"))
             }));
@@ -102,7 +108,7 @@ impl SiteRules {
 }
 
 /// The networks of one family as a set, without overlaps, which nft refuses; `None` if there are none.
-fn nets(is_v4: bool, nets: impl Iterator<Item = IpNet>) -> Option<String> {
+pub(super) fn nets(is_v4: bool, nets: impl Iterator<Item = IpNet>) -> Option<String> {
     let of_family: Vec<IpNet> = nets.filter(|net| net.addr().is_ipv4() == is_v4).collect();
     (!of_family.is_empty()).then(|| any_of(IpNet::aggregate(&of_family)))
 }
@@ -158,6 +164,7 @@ mod tests {
             networks: vec![network("192.168.1.0/24", "10.77.1.0/24")],
             accept_from: vec!["10.77.0.0/16".parse().unwrap(), "fd00::/8".parse().unwrap()],
             masquerade: true,
+            forwards: Vec::new(),
         };
         let filter = rules.filter();
         let to = "iifname \"t0\" ip daddr { 10.77.1.0/24 }";

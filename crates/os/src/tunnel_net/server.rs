@@ -35,6 +35,8 @@ pub struct PacketAccess {
     pub is_isolated: bool,
     /// Networks that packets do not reach, unless a rule names one address of them.
     pub blocked: Vec<IpNet>,
+    /// Ports of the machine that lead to clients: see [`ClientFilter::forwarded`].
+    pub forwarded: Vec<(u8, u16, u16)>,
     /// The rules of kinds of users; the first counts for sessions without a profile of their own.
     pub profiles: Vec<Profile>,
 }
@@ -75,6 +77,7 @@ impl ServerNet {
             accepts_inbound: config.nat == Nat::None,
             is_isolated: config.access.is_isolated,
             blocked: config.access.blocked.clone(),
+            forwarded: config.access.forwarded.clone(),
             profiles: config.access.profiles.clone(),
         };
         let mut steps = vec![Step::ClientFilter(filter.clone())];
@@ -84,6 +87,9 @@ impl ServerNet {
         let nat_rules = (config.nat == Nat::Masquerade).then(|| nat_rules(config));
         steps.extend(nat_rules.clone().map(|rules| Step::Firewall { rules }));
         undo.apply(&steps)?;
+        // The table of forwards, which is made later, is removed by this name.
+        let name = format!("{} forwards", config.tun.name);
+        undo.record(Step::Firewall { rules: Rules { name, ..Rules::default() } })?;
         let families = Families {
             v4: config.subnets.iter().any(|subnet| matches!(subnet, IpNet::V4(_))),
             v6: config.subnets.iter().any(|subnet| matches!(subnet, IpNet::V6(_))),

@@ -92,12 +92,14 @@ impl SiteNet {
 #[derive(Debug, Default)]
 pub struct ClientSite {
     rules: SiteRules,
+    /// Whether the table exists.
+    is_installed: bool,
 }
 
 impl ClientSite {
-    /// Whether there are no networks.
+    /// Whether there are no networks and no forwards.
     pub fn is_empty(&self) -> bool {
-        self.rules.networks.is_empty()
+        self.rules.networks.is_empty() && self.rules.forwards.is_empty()
     }
 
     /// Lets packets pass between the tunnel and these networks as the rules say, in place of those before.
@@ -108,14 +110,19 @@ impl ClientSite {
         if rules == self.rules {
             return Ok(());
         }
-        let table =
-            Rules { name: format!("{} site", rules.tun), site: Some(rules.clone()), ..Rules::default() };
+        let table = Rules {
+            name: format!("{} site", rules.tun),
+            site: Some(Box::new(rules.clone())),
+            ..Rules::default()
+        };
         // The step removes the table by its name, whatever it has.
-        match self.rules.networks.is_empty() {
-            true => undo.apply(&[Step::Firewall { rules: table }])?,
-            false => firewall::install(&table)?,
+        match std::mem::replace(&mut self.is_installed, true) {
+            false => undo.apply(&[Step::Firewall { rules: table }])?,
+            true => firewall::install(&table)?,
         }
-        let has = |is_v4| rules.networks.iter().any(|one| one.network.addr().is_ipv4() == is_v4);
+        let forwarded = rules.forwards.iter().flat_map(|forward| &forward.to);
+        let hosts = rules.networks.iter().map(|one| one.network.addr()).chain(forwarded.copied());
+        let has = |is_v4| hosts.clone().any(|host| host.is_ipv4() == is_v4);
         let families = Families { v4: has(true), v6: has(false) && sysctl::has_ipv6() };
         self.rules = rules;
         enable_forwarding(undo, &mut Netlink::open()?, families)

@@ -10,7 +10,7 @@ use crate::common::{Folder, in_namespace, ip, run};
 use ipnet::IpNet;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
-    firewall::{FilterRule, SessionProfiles},
+    firewall::{ClientFilter, FilterRule, SessionProfiles},
     netlink::Interface,
     sysctl,
     tun::{READ_BUFFER_LEN, VNET_HEADER_LEN},
@@ -155,7 +155,7 @@ fn rule(allow: bool, to: &[&str], ports: &[(u16, u16)]) -> FilterRule {
 
 fn access(profiles: &[&[FilterRule]]) -> PacketAccess {
     let profiles = profiles.iter().map(|profile| profile.to_vec()).collect();
-    PacketAccess { is_isolated: false, blocked: nets(&BLOCKED), profiles }
+    PacketAccess { blocked: nets(&BLOCKED), profiles, ..PacketAccess::default() }
 }
 
 #[track_caller]
@@ -288,7 +288,8 @@ fn the_machine_and_metadata_are_reached_only_where_a_rule_names_the_address() {
         let machine = Machine::new(Nat::Masquerade, access(&[&[]]));
         let mut sessions = machine.net.session_profiles();
         let mut set = |profile: &[FilterRule]| {
-            sessions.replace_rules(false, vec![profile.to_vec()], [], []).unwrap();
+            let filter = ClientFilter { profiles: vec![profile.to_vec()], ..sessions.filter().clone() };
+            sessions.replace_rules(filter, [], []).unwrap();
         };
         for (to, network, address) in guarded {
             let named = rule(true, &[address], &[]);

@@ -40,6 +40,13 @@ impl Server {
         self.registry.take_sites_due()
     }
 
+    /// Whether ports may lead to other sessions, as [`Registry::take_forwards_due`] says.
+    ///
+    /// [`Registry::take_forwards_due`]: crate::Registry::take_forwards_due
+    pub fn take_forwards_due(&self) -> bool {
+        self.registry.take_forwards_due()
+    }
+
     /// Gives every connection the limits of its user, after
     /// [`Registry::set_accounts`](crate::Registry::set_accounts).
     pub fn update_accounts(&mut self, now: Instant) {

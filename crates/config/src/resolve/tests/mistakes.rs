@@ -106,7 +106,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, tcp, old-clients, relay-only, cert, key, certificate, acme, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, client-ca, crl, users, public, \
              state-dir, nat, routes, dns, \
-             max-clients, isolate, access, limit, max-relays, max-user-relays, max-memory, shards, name, api-socket, metrics, metrics-users, dashboard, measure, qlog, confine, reload, log-level\n 1 | \
+             dns-domain, dns-name, forward, max-clients, isolate, access, limit, max-relays, max-user-relays, max-memory, shards, name, api-socket, metrics, metrics-users, dashboard, measure, qlog, confine, reload, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
         ),
         (

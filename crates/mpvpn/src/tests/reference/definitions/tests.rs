@@ -105,6 +105,7 @@ fn every_key_of_the_schemas_is_read_and_an_unknown_one_is_refused() {
         "[[class.match]]",
         "[[class]]",
         "[[dns-name]]",
+        "[[forward]]",
         "[[lane-rule]]",
         "[[limit]]",
         "[[link]]",
