@@ -31,7 +31,7 @@ pub use dispatch::{Dispatcher, EligiblePackets, PathInfo, Utilization};
 pub use liveness::{Liveness, LivenessChange, LivenessConfig, LivenessUpdate, StateReason};
 pub use pacer::Pacer;
 pub use path_count::{LinkBytes, MIN_BUSY_RATE, PathCount, PathCountController, SessionLimitHint};
-pub use pause::{next_probe_at, pause_after, probe_pause};
+pub use pause::{LONG_SILENCE, next_probe_at, pause_after, probe_pause};
 pub use quota::{Day, Month};
 pub use scheduler::Scheduler;
 pub use selector::{

@@ -21,7 +21,7 @@ use mpvpn_types::{Duration, Instant, target::LIVENESS};
 use awaited_ack::{AckTimeouts, AwaitedAck};
 use silences::RecentSilences;
 
-use crate::pause_after;
+use crate::{pause_after, probe_pause};
 
 /// Intervals and limits of liveness.
 #[derive(Clone, Debug)]
@@ -75,10 +75,6 @@ impl LivenessConfig {
     /// are multiples of it. Shorter: more packets; longer: a path with a long round trip is declared dead
     /// later.
     pub const MAX_DENSE_INTERVAL: Duration = Duration::from_millis(100);
-    /// The longest interval while no path works: the server is gone, or all links are. Longer: the return is
-    /// found later; shorter: more packets that nobody hears. As NAT bindings allow (RFC 4787 REQ-5), like the
-    /// idle interval of metered links.
-    pub const MAX_ALONE_INTERVAL: Duration = Duration::from_secs(25);
     /// Data that moves again after such a pause is a reason to ask anew. Longer: who comes back to a machine
     /// waits for longer; shorter: programs that send now and then keep the questions frequent. Chosen.
     pub const TRAFFIC_PAUSE: Duration = Duration::from_secs(10);
@@ -357,11 +353,19 @@ impl Liveness {
 
     /// The interval of heartbeats on a dead path: at least `least`, and longer with the silence.
     fn dead_interval(&self, now: Instant, least: Duration) -> Duration {
-        let (most, since) = match self.alone_since {
-            Some(alone) => (LivenessConfig::MAX_ALONE_INTERVAL, alone.max(self.last_arrival)),
-            None => (self.config.max_dead_interval, self.last_arrival),
-        };
-        pause_after(now.saturating_duration_since(since), least, most)
+        match self.alone_for(now) {
+            // No longer on a metered link: NAT bindings have to live.
+            Some(silence) => probe_pause(silence, least, false),
+            None => {
+                let silence = now.saturating_duration_since(self.last_arrival);
+                pause_after(silence, least, self.config.max_dead_interval)
+            }
+        }
+    }
+
+    /// How long this end has heard nothing on any path, since it last had a reason to ask anew.
+    pub fn alone_for(&self, now: Instant) -> Option<Duration> {
+        self.alone_since.map(|alone| now.saturating_duration_since(alone.max(self.last_arrival)))
     }
 
     /// Heartbeats become dense, if they are not.

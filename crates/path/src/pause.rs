@@ -9,22 +9,23 @@ use mpvpn_types::{Duration, Instant};
 /// The silence divided by the pause: a peer that is back after 16 s is found within a second. Larger: more
 /// packets that nobody hears; smaller: it is found later. Chosen.
 const SILENCE_PER_PAUSE: u32 = 16;
-/// The longest pause between probes of a link: packets of 1228 bytes are 0.4 kbit/s. Longer: a link that
-/// works again is used later; shorter: a link that leads nowhere costs more. Chosen.
+/// The longest pause between probes of a link: packets of 1228 bytes are 0.4 kbit/s, and NAT bindings live
+/// on (RFC 4787 REQ-5). Longer: a link that works again is used later; shorter: a link that leads nowhere
+/// costs more. Chosen.
 const MAX_PROBE_PAUSE: Duration = Duration::from_secs(25);
 /// The same on a metered link: 0.08 kbit/s.
 const MAX_METERED_PROBE_PAUSE: Duration = Duration::from_secs(120);
-/// The silence from which on pauses between probes are the longest. Longer: a link that leads nowhere costs
-/// more; shorter: a server that is back within a minute is found late. Chosen.
-const LONG_SILENCE: Duration = Duration::from_secs(60);
+/// The silence from which on pauses between probes are the longest, and no data is sent. Longer: a link that
+/// leads nowhere costs more; shorter: a server that is back within a minute is found late. Chosen.
+pub const LONG_SILENCE: Duration = Duration::from_secs(60);
 
 /// The pause after a question, within bounds, when nothing was heard for this time.
 pub fn pause_after(silence: Duration, least: Duration, most: Duration) -> Duration {
     (silence / SILENCE_PER_PAUSE).clamp(least, most.max(least))
 }
 
-/// The pause after a probe, which costs more than a heartbeat: a packet of full size, a look-up of a name, or
-/// an attempt to connect. `least` is the shortest pause.
+/// The pause after what asks where perhaps nobody is: a heartbeat while no path works, a packet of full size,
+/// a look-up of a name, an attempt to connect. `least` is the shortest pause.
 pub fn probe_pause(silence: Duration, least: Duration, metered: bool) -> Duration {
     let most = if metered { MAX_METERED_PROBE_PAUSE } else { MAX_PROBE_PAUSE };
     if silence >= LONG_SILENCE { most } else { pause_after(silence, least, most) }

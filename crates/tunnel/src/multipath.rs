@@ -82,10 +82,6 @@ pub use traffic::{TrafficCounters, TrafficRates};
 /// paths with long round trips are closed during validation. Larger: data that waits for the path is delayed
 /// for longer.
 const BLOCKED_PATH_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The least time for the answer to a heartbeat of the idle time: a probe timeout before a round trip is
-/// known (RFC 9002 §6.2.2), as a server that thousands of idle clients ask may be slow. Larger: a server that
-/// is gone is noticed later. Smaller: more heartbeats where one is lost.
-const MIN_ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// Which end of the tunnel this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,13 +125,12 @@ pub(crate) struct MultipathConnection {
     pub(crate) events: PathEvents,
     /// At a client: records the links of ICMP echoes.
     pub(crate) echo_watch: Option<EchoWatch>,
+    /// At a client: nothing was heard on any path when they were judged last.
+    is_alone: bool,
     /// The end of the last local stall (time without processor); initially the time of creation.
     stalled_until: Instant,
     /// When heartbeats last became dense although no data moves here.
     probed_at: Option<Instant>,
-    /// At a client, while heartbeats are sparse: when the first one since something arrived left on a path
-    /// that seems to work.
-    awaited_since: Option<Instant>,
 }
 
 impl MultipathConnection {
@@ -165,9 +160,9 @@ impl MultipathConnection {
             rate_limit: None,
             events: PathEvents::default(),
             echo_watch: None,
+            is_alone: false,
             stalled_until: now,
             probed_at: None,
-            awaited_since: None,
         }
     }
 
@@ -363,9 +358,9 @@ impl MultipathConnection {
             self.heartbeats.announce();
         }
         self.send_heartbeats(now, connection, &due);
-        if self.no_answer_at().is_some_and(|at| at <= now) {
-            tracing::debug!(target: LIVENESS, "nothing answers a heartbeat: heartbeats become dense");
-            self.awaited_since = None;
+        if self.no_answer_at(connection).is_some_and(|at| at <= now) {
+            tracing::debug!(target: LIVENESS, "nothing answers a heartbeat on a path: heartbeats become dense");
+            self.paths.values_mut().for_each(PathEntry::forget_heartbeat);
             self.probe_paths(now);
         }
         self.close_blocked_paths(now, connection);
@@ -389,37 +384,25 @@ impl MultipathConnection {
         if actions.rejudge {
             self.timer.judge_soon();
         }
-        let mut asks = false;
+        let is_idle_client =
+            self.role == Role::Client && !self.paths.values().any(|path| path.liveness.is_dense(now));
         for heartbeat in actions.heartbeats {
             let (Heartbeat::Ping(id) | Heartbeat::Report(id, _)) = heartbeat;
-            asks |= self.paths.get(id).is_some_and(|path| path.liveness.is_alive());
+            if is_idle_client && let Some(path) = self.paths.get_mut(id) {
+                path.on_heartbeat(now, connection.last_acked_send_time(id));
+            }
             match heartbeat {
                 Heartbeat::Ping(id) => connection.heartbeat(id),
                 Heartbeat::Report(id, report) => connection.queue_report(id, report),
             }
         }
-        let is_dense = || self.paths.values().any(|path| path.liveness.is_dense(now));
-        if asks && self.role == Role::Client && !is_dense() {
-            self.awaited_since = self.no_answer_since().or(Some(now));
-        }
     }
 
-    /// When something arrived last, on any path.
-    fn last_received(&self) -> Option<Instant> {
-        self.paths.values().map(|path| path.liveness.last_received()).max()
-    }
-
-    /// When the first heartbeat left that has no answer.
-    fn no_answer_since(&self) -> Option<Instant> {
-        self.awaited_since.filter(|since| self.last_received().is_none_or(|at| at <= *since))
-    }
-
-    /// When a heartbeat of the idle time has waited too long for an answer, if some path seems to work.
-    fn no_answer_at(&self) -> Option<Instant> {
-        let since = self.no_answer_since()?;
-        let alive = self.paths.values().filter(|path| path.liveness.is_alive());
-        let limit = alive.map(|path| path.liveness.silence_limit()).max()?;
-        Some(since + limit.max(MIN_ANSWER_TIME))
+    /// When heartbeats of the idle time have waited too long for an acknowledgement on a path that seems to
+    /// work.
+    fn no_answer_at(&self, connection: &Connection) -> Option<Instant> {
+        let at = |(id, path): (PathId, &PathEntry)| path.no_answer_at(connection.last_acked_send_time(id));
+        self.paths.iter().filter_map(at).min()
     }
 
     /// Closes paths on which noq sends no data. It does so for ever if it could not validate a changed
@@ -480,7 +463,7 @@ impl MultipathConnection {
             self.timer.poll_timeout(self.tiers.is_overflowing()),
             self.mtu.poll_timeout(),
             self.heartbeats.poll_timeout(now, &self.paths),
-            self.no_answer_at(),
+            self.no_answer_at(connection),
             self.recovery.data_ack_timeout(connection),
         ];
         all.into_iter().flatten().min()

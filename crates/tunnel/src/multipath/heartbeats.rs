@@ -15,7 +15,7 @@ mod report;
 
 use bytes::Bytes;
 use mpvpn_masque::datagram::{self, DatagramPrefix};
-use mpvpn_path::{LivenessConfig, PathState, pause_after};
+use mpvpn_path::{LivenessConfig, PathState, probe_pause};
 use mpvpn_types::{Duration, Instant, PathId, target::LIVENESS};
 
 use super::{Role, path::PathEntry, path_table::PathTable, peer_view::Reporting};
@@ -264,7 +264,8 @@ impl Heartbeats {
         let trusted = || paths.iter().filter(|(_, path)| path.is_trusted());
         let first_is_quiet = trusted().next().is_some_and(|(_, path)| path.liveness.is_quiet(now));
         let just_done = reports.steered_at.is_some_and(|at| now < at + MIN_STEER_INTERVAL);
-        if !first_is_quiet || just_done || !fits() {
+        // While no data moves, nobody waits for acknowledgements, and each end would answer the other's report.
+        if !is_dense(now, paths) || !first_is_quiet || just_done || !fits() {
             return None;
         }
         let heard = trusted().filter(|(_, path)| path.liveness.last_received() == now);
@@ -465,7 +466,7 @@ impl ReportState {
 /// The interval of reports on all paths when reports of the peer have been missing `since`.
 fn all_paths_pause(now: Instant, since: Instant) -> Duration {
     let silence = now.saturating_duration_since(since);
-    pause_after(silence, ALL_PATHS_INTERVAL, LivenessConfig::MAX_ALONE_INTERVAL)
+    probe_pause(silence, ALL_PATHS_INTERVAL, false)
 }
 
 /// Whether heartbeats are dense.

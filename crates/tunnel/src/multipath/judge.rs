@@ -41,8 +41,8 @@ impl MultipathConnection {
         self.choose_placements(now, connection, measuring);
         let views = self.judge_paths(now, connection, measuring);
         if self.role == Role::Client {
-            let alone = !self.paths.any_works();
-            self.paths.values_mut().for_each(|path| path.liveness.set_alone(now, alone));
+            self.is_alone = !self.paths.any_works();
+            self.paths.values_mut().for_each(|path| path.liveness.set_alone(now, self.is_alone));
         }
         self.form_groups(connection);
         self.update_scheduler(now, connection, measuring);

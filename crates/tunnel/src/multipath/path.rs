@@ -5,7 +5,7 @@
 
 use mpvpn_path::Liveness;
 use mpvpn_quic::PathStatus;
-use mpvpn_types::{Instant, LinkId, PathId, Tier};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use super::{
     Role,
@@ -17,6 +17,11 @@ use super::{
     reinjection::CloseTimer,
     usage::{LossGrace, PathUsage},
 };
+
+/// The least time for the answer to a heartbeat of the idle time: a probe timeout before a round trip is
+/// known (RFC 9002 §6.2.2), as a server that thousands of idle clients ask may be slow. Larger: a server that
+/// is gone is noticed later. Smaller: more heartbeats where one is lost.
+const MIN_ANSWER_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct PathEntry {
@@ -37,6 +42,9 @@ pub(super) struct PathEntry {
     pub(super) close: CloseTimer,
     pub(super) stall: Stall,
     pub(super) typical_rtt: TypicalRtt,
+    /// At a client, while heartbeats are sparse: when the first one left here of which it is not known that
+    /// it was acknowledged.
+    awaited_since: Option<Instant>,
 }
 
 impl PathEntry {
@@ -64,7 +72,28 @@ impl PathEntry {
             close: CloseTimer::default(),
             stall: Stall::default(),
             typical_rtt: TypicalRtt::default(),
+            awaited_since: None,
         }
+    }
+
+    /// A heartbeat of the idle time leaves. `acked`: when the newest packet left of which it is known that it
+    /// was acknowledged.
+    pub(super) fn on_heartbeat(&mut self, now: Instant, acked: Option<Instant>) {
+        self.awaited_since =
+            self.awaited_since.filter(|at| acked.is_none_or(|acked| acked < *at)).or(Some(now));
+    }
+
+    /// When heartbeats of the idle time have waited too long for an acknowledgement, if the path seems to
+    /// work.
+    pub(super) fn no_answer_at(&self, acked: Option<Instant>) -> Option<Instant> {
+        let awaited_since = self.awaited_since.filter(|at| acked.is_none_or(|acked| acked < *at));
+        let awaited_since = awaited_since.filter(|_| self.liveness.is_alive())?;
+        Some(awaited_since + self.liveness.silence_limit().max(MIN_ANSWER_TIME))
+    }
+
+    /// Awaits no acknowledgement any more.
+    pub(super) fn forget_heartbeat(&mut self) {
+        self.awaited_since = None;
     }
 
     #[inline]

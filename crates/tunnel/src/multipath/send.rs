@@ -2,16 +2,17 @@
 //!
 //! In: packets from the TUN device, UDP payloads, the time. Out: UDP payloads, and ICMP errors for packets
 //! that do not fit. Always holds: every packet is queued, answered with an ICMP error, or dropped because it
-//! is malformed or no MTU is known yet.
+//! is malformed, no MTU is known yet, or nothing has been heard for long.
 
 use std::net::IpAddr;
 
 use mpvpn_class::QueuedPacket;
 use mpvpn_masque::datagram::DatagramPrefix;
 use mpvpn_packet::{FlowKey, SplitError, VnetHdr, ack_filter, icmp, ip, protocol};
+use mpvpn_path::LONG_SILENCE;
 use mpvpn_quic::{Connection, Transmit};
 use mpvpn_types::{
-    Instant,
+    Duration, Instant,
     target::{FEC, LIVENESS, REORDER, SCHEDULER},
 };
 
@@ -50,6 +51,10 @@ impl MultipathConnection {
     ) -> Option<Vec<u8>> {
         let (mut mtu, announced) = (self.mtu.limit?, self.mtu.announced());
         let view = ip::parse(packet).ok()?;
+        self.note_traffic(now);
+        if self.is_given_up(now) {
+            return None;
+        }
         let flow = FlowKey::of(&view);
         if self.recovery.sequencer.is_some() && flow.protocol != protocol::TCP {
             // Packets that exceed the path MTU while it is being searched are sent in parts.
@@ -87,7 +92,6 @@ impl MultipathConnection {
                 self.traffic.counters.superseded_acks += 1;
             }
         }
-        self.note_traffic(now);
         self.trimmer.note_use(now);
         None
     }
@@ -102,11 +106,25 @@ impl MultipathConnection {
         flow: u32,
         ordered: bool,
     ) {
+        self.note_traffic(now);
+        if self.is_given_up(now) {
+            return;
+        }
         let data = self.packetizer.payload(prefix, payload);
         self.traffic.counters.tx_bytes += payload.len() as u64;
         self.scheduler.push(now, QueuedPacket { data, flow, needs_order: ordered, unnumbered: true }, false);
-        self.note_traffic(now);
         self.trimmer.note_use(now);
+    }
+
+    /// Whether nothing has been heard on any path for so long that packets of apps would only cost their
+    /// links: heartbeats ask.
+    #[inline]
+    fn is_given_up(&self, now: Instant) -> bool {
+        if !self.is_alone {
+            return false;
+        }
+        let mut silences = self.paths.values().filter_map(|path| path.liveness.alone_for(now));
+        silences.next().is_some_and(|first| silences.fold(first, Duration::min) >= LONG_SILENCE)
     }
 
     /// Writes the next UDP payload to send to `buf`; `None` if there is nothing to send.
