@@ -5,11 +5,14 @@
 
 use std::{
     io::{self, Write},
-    process::{Command, Stdio},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 
 /// How often the end of a program is checked for. Longer delays the start of the tunnel, shorter costs
@@ -49,24 +52,20 @@ pub fn run(program: &str, args: &[String], input: String, timeout: Option<Durati
     let ended = match timeout {
         None => child.wait_with_output(),
         Some(timeout) => {
-            let deadline = Instant::now() + timeout;
             // Both pipes are read meanwhile: a program that says more than they hold would not end.
             let readers = [
                 child.stdout.take().map(|pipe| thread::spawn(move || read_all(pipe))),
                 child.stderr.take().map(|pipe| thread::spawn(move || read_all(pipe))),
             ];
-            let status = loop {
-                match child.try_wait() {
-                    Ok(Some(status)) => break Ok(status),
-                    Ok(None) if Instant::now() >= deadline => {
-                        // Both fail only if the process has ended meanwhile.
-                        let _ = child.kill();
-                        let _ = child.wait();
-                        return Ended::Late;
-                    }
-                    Ok(None) => thread::sleep(EXIT_POLL_INTERVAL),
-                    Err(error) => break Err(error),
+            let status = match wait(&mut child, timeout) {
+                Ok(Some(status)) => Ok(status),
+                Ok(None) => {
+                    // Both fail only if the process has ended meanwhile.
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Ended::Late;
                 }
+                Err(error) => Err(error),
             };
             let [stdout, stderr] =
                 readers.map(|reader| reader.and_then(|reader| reader.join().ok()).unwrap_or_default());
@@ -86,6 +85,38 @@ pub fn run(program: &str, args: &[String], input: String, timeout: Option<Durati
             Ended::Badly(if said.is_empty() { output.status.to_string() } else { said })
         }
         Err(error) => Ended::Badly(error.to_string()),
+    }
+}
+
+/// Runs a program of the user, with these variables added to its environment and without input, for at most
+/// `timeout`; then it is killed with all that it started, but for what has left its process group.
+///
+/// # Errors
+/// If it cannot be started, does not end in time, or fails: the reason.
+pub fn run_with_facts(program: &Path, facts: Vec<(String, String)>, timeout: Duration) -> Result<(), String> {
+    let mut command = Command::new(program);
+    command.envs(facts).stdin(Stdio::null()).process_group(0);
+    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    match wait(&mut child, timeout).map_err(|error| error.to_string())? {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(status.to_string()),
+        None => {
+            // Fails only if the group has ended meanwhile.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+            let _ = child.wait();
+            Err(format!("it was killed, as it did not end within {} s", timeout.as_secs()))
+        }
+    }
+}
+
+/// How a process ended; `None`: it did not within this time.
+fn wait(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match child.try_wait()? {
+            None if Instant::now() < deadline => thread::sleep(EXIT_POLL_INTERVAL),
+            ended => return Ok(ended),
+        }
     }
 }
 
@@ -114,5 +145,32 @@ mod tests {
         // More than a pipe holds.
         let Ended::Well(zeros) = shell("head -c 300000 /dev/zero", long) else { panic!("it failed") };
         assert_eq!(zeros.len(), 300_000);
+    }
+
+    #[test]
+    fn a_program_of_the_user_is_ended_with_all_that_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script");
+        let (said, late) = (folder.path().join("said"), folder.path().join("late"));
+        let text = format!(
+            "#!/bin/sh\necho \"$MPVPN_TEXT\" > {}\n(sleep 0.6; touch {}) &\n[ \"$MPVPN_TEXT\" = stay ] && wait\n",
+            said.display(),
+            late.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        assert!(
+            run_with_facts(&script, Vec::new(), Duration::from_secs(5)).is_err(),
+            "it may not be executed"
+        );
+        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let run = |text: &str, time| {
+            run_with_facts(&script, vec![("MPVPN_TEXT".to_owned(), text.to_owned())], time)
+        };
+        let ended = run("stay", Duration::from_millis(200)).unwrap_err();
+        assert!(ended.starts_with("it was killed"), "{ended}");
+        thread::sleep(Duration::from_millis(800));
+        assert!(!late.exists(), "what it started was killed, too");
+        assert_eq!(std::fs::read_to_string(&said).unwrap(), "stay\n");
+        assert!(run("go", Duration::from_secs(5)).unwrap_err().contains("exit status: 1"));
     }
 }

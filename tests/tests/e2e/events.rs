@@ -1,7 +1,8 @@
 //! `mpvpn events` reports at both ends what changed, and why.
 
 use std::{
-    fs::File,
+    fs::{self, File},
+    os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -102,7 +103,7 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
 
     // `--follow --verbose` prints the same events.
     eventually(TIMEOUT, "the same events by `--follow`", || {
-        let lines = std::fs::read_to_string(&followed).expect("its output");
+        let lines = fs::read_to_string(&followed).expect("its output");
         match texts(&events).into_iter().find(|text| !lines.contains(text)) {
             None => Ok(()),
             Some(text) => Err(format!("`{text}` is missing:\n{lines}")),
@@ -142,6 +143,38 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
         assert!(["silent", "unheard"].iter().any(|reason| failure["reason"] == *reason), "{failure:#}");
     }
     drop(load);
+}
+
+/// A program of the user hears what is known of each new event, and of none from before.
+#[test]
+fn a_program_of_the_user_runs_for_each_event() {
+    let testbed = Testbed::two_slow_links();
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
+    ["eth1", "eth2"].iter().for_each(|link| drop(client.wait_for_path(link, "active", TIMEOUT)));
+    let (script, said) = (testbed.dir().join("tell"), testbed.dir().join("said"));
+    let text = format!(
+        "#!/bin/sh\necho \"$MPVPN_EVENT $MPVPN_KIND $MPVPN_LINK $MPVPN_NUMBER\" >> {}\n",
+        said.display()
+    );
+    fs::write(&script, text).expect("a script");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("its rights");
+    let mut command = Command::new(binary());
+    command.args(["events", "--follow", "--kind", "link", "--api-socket"]).arg(client.socket());
+    let mut follower = command.arg("--run").arg(&script).stdin(Stdio::null()).spawn().expect("it starts");
+    thread::sleep(Duration::from_millis(500));
+    let before = last_number(&client);
+    testbed.link(1).cut();
+    let told = eventually(TIMEOUT, "the program is told of the cut", || {
+        let said = fs::read_to_string(&said).unwrap_or_default();
+        if said.contains(" link eth1 ") { Ok(said) } else { Err(said) }
+    });
+    follower.kill().expect("it follows");
+    follower.wait().expect("it ends");
+    for line in told.lines() {
+        let number: u64 = line.rsplit(' ').next().and_then(|number| number.parse().ok()).expect("a number");
+        assert!(number > before, "an event from before: {told}");
+    }
 }
 
 #[test]

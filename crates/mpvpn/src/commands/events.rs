@@ -1,9 +1,15 @@
-//! `mpvpn events`: prints the event log of a running server or client.
+//! `mpvpn events`: prints the event log of a running server or client, and runs a program for each event.
 
-use std::{ops::ControlFlow, process::ExitCode};
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Parser;
+use mpvpn_os::program::run_with_facts;
 use mpvpn_status::events::{EventKind, LoggedEvent};
+use serde_json::Value;
 use time::{
     Date, Duration, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset,
     format_description::{BorrowedFormatItem, well_known::Rfc3339},
@@ -17,6 +23,10 @@ use crate::{
     process_selector::{ProcessSelector, help_for_any_role},
 };
 
+/// How long a program for an event may take. Longer: a program that hangs holds the later events up for
+/// longer; shorter: a message by a slow link does not leave. Chosen.
+const RUN_TIME: std::time::Duration = std::time::Duration::from_secs(30);
+
 const EXAMPLES: &str = "\
 Examples:
   mpvpn events
@@ -29,6 +39,8 @@ Examples:
       also the details of each event: paths, TCP connections, classes, capacities
   mpvpn events --json
       all of them, one JSON object a line, with times in UTC
+  mpvpn events --follow --kind link --run /usr/local/bin/tell-me
+      run a program for each new event of a link; `env` as the program shows what it is told
   curl -N --unix-socket /run/mpvpn/client-mpvpn0.sock 'http://localhost/v1/events?follow'
 
 An event that repeats another one within a minute is merged with it: `(5 times since 14:02:03.120)`.
@@ -45,6 +57,11 @@ pub(crate) struct Events {
     /// Print new events as they happen, until Ctrl-C or the end of the process
     #[arg(long)]
     follow: bool,
+    /// Run a program for each event, with what is known of it in the environment: MPVPN_EVENT, MPVPN_TEXT,
+    /// MPVPN_LINK and so on, as --json names it. Only for new events, unless --since is given. One runs at a
+    /// time, for 30 s at most
+    #[arg(long, value_name = "FILE", requires = "follow", conflicts_with = "json")]
+    run: Option<PathBuf>,
     /// Print details, too: events that follow from others, and those of paths, TCP connections, classes and
     /// capacities; they are also printed with --kind and in JSON
     #[arg(long)]
@@ -66,8 +83,11 @@ pub(crate) struct Events {
 impl Command for Events {
     const SUMMARY: &str = "cannot show the events";
 
-    fn run(self) -> Result<ExitCode, Failure> {
+    fn run(mut self) -> Result<ExitCode, Failure> {
         let socket = self.target.socket()?;
+        if self.run.is_some() {
+            self.since.get_or_insert_with(OffsetDateTime::now_utc);
+        }
         if !self.follow {
             let lines = mpvpn_api::fetch_events(&socket)?;
             let shown: String = lines.lines().filter_map(|line| self.show(line)).collect();
@@ -77,6 +97,9 @@ impl Command for Events {
         let take = |line: &str| {
             let Some(shown) = self.show(line) else { return ControlFlow::Continue(()) };
             outcome = print(&shown);
+            if let Some(program) = &self.run {
+                run_for(program, line);
+            }
             if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         mpvpn_api::follow_events(&socket, take)?;
@@ -115,6 +138,27 @@ impl Events {
         let last = last.map_or_else(String::new, |last| format_local(last, None));
         Some(format!("{last:23}  {kind:13}  {text}{repeated}\n"))
     }
+}
+
+/// Runs a program of the user for an event; a failure is said and nothing more.
+fn run_for(program: &Path, line: &str) {
+    if let Err(why) = run_with_facts(program, facts(line), RUN_TIME) {
+        eprintln!("mpvpn: {}: {why}", program.display());
+    }
+}
+
+/// The facts about an event as variables of the environment; those that cannot be one are left out.
+fn facts(line: &str) -> Vec<(String, String)> {
+    let fact = |(key, value): (String, Value)| {
+        let value = match value {
+            Value::String(text) => text.replace('\0', ""),
+            Value::Number(_) | Value::Bool(_) => value.to_string(),
+            Value::Null | Value::Array(_) | Value::Object(_) => return None,
+        };
+        Some((format!("MPVPN_{}", key.to_ascii_uppercase()), value))
+    };
+    let fields = serde_json::from_str::<serde_json::Map<_, _>>(line).unwrap_or_default();
+    fields.into_iter().filter_map(fact).collect()
 }
 
 const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
@@ -260,6 +304,20 @@ mod tests {
         let missed = r#"{"kind":"log","event":"missed","text":"events are missing here"}"#;
         let text = events(&["--since", "2h"]).show(missed).unwrap();
         assert_eq!(text.trim(), "log            events are missing here");
+    }
+
+    #[test]
+    fn a_program_is_told_what_is_known_of_an_event() {
+        let told = facts(LINE);
+        let of = |name: &str| told.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        assert_eq!(of("MPVPN_EVENT"), Some("path_failed"));
+        assert_eq!(of("MPVPN_COUNT"), Some("5"));
+        assert_eq!(
+            facts(r#"{"text":"a\u0000b","paths":[1],"rtt":null}"#),
+            [("MPVPN_TEXT".to_owned(), "ab".to_owned())]
+        );
+        assert!(facts("no JSON").is_empty());
+        assert!(Events::try_parse_from(["events", "--run", "/bin/true"]).is_err(), "without --follow");
     }
 
     #[test]
