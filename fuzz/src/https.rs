@@ -170,6 +170,7 @@ fn echo_server(setup: ServerSetup) -> SocketAddr {
         offers_streams: true,
         disabled_extensions: &[],
         dns: vec![IpAddr::from([10, 0, 0, 1])],
+        dns_domain: None,
         auth: Box::new(Everybody),
         hide_wrong_credentials: false,
         max_clients: 64,

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -41,12 +41,17 @@ impl NameServer {
             encoded_name(&format!("{d}.{c}.{b}.{a}.in-addr.arpa"))
         };
         let names = names.iter().map(|(ip, name)| (reverse(ip), encoded_name(name))).collect();
-        Self::serve(testbed.in_namespace(host, bind), names)
+        Self::serve(testbed.in_namespace(host, || bind(Ipv6Addr::UNSPECIFIED.into())), names)
+    }
+
+    /// Serves at this address of that host, beside a resolver at others.
+    pub fn start_at(testbed: &Testbed, host: Host, address: IpAddr) -> Self {
+        Self::serve(testbed.in_namespace(host, || bind(address)), Names::new())
     }
 
     /// Serves on every address of the network namespace of the calling thread.
     pub fn start_here() -> Self {
-        Self::serve(bind(), Names::new())
+        Self::serve(bind(Ipv6Addr::UNSPECIFIED.into()), Names::new())
     }
 
     fn serve(socket: UdpSocket, names: Names) -> Self {
@@ -72,9 +77,8 @@ impl Drop for NameServer {
     }
 }
 
-fn bind() -> UdpSocket {
-    let any: SocketAddr = "[::]:53".parse().expect("an address");
-    UdpSocket::bind(any).expect("port 53 is free in a network of the tests")
+fn bind(address: IpAddr) -> UdpSocket {
+    UdpSocket::bind(SocketAddr::new(address, 53)).expect("port 53 is free in a network of the tests")
 }
 
 /// Names of addresses, by the reverse domains of the addresses, both as encoded in messages.

@@ -78,6 +78,7 @@ impl Identity {
             offers_streams: true,
             disabled_extensions: &[],
             dns: Vec::new(),
+            dns_domain: None,
             auth: Box::new(AcceptAnyToken),
             hide_wrong_credentials: false,
             max_clients: 65_000,

@@ -1,9 +1,11 @@
-//! Names that the resolver of the local network answers, past the tunnel (option `dns-local`).
+//! Names that are asked for in the tunnel beside names that the resolver of the local network answers: of a
+//! tunnel for all packets all but those of the option `dns-local`, of another those below the domain of the
+//! server.
 //!
 //! In: queries of programs of this machine, the resolvers in the tunnel and those of the links. Out: the
-//! responses of the one or the other, by the name. Always holds: only names below the domains that the user
-//! named are asked for past the tunnel; a link cannot add domains, although DHCP has search domains, because
-//! it could name any.
+//! responses of the one or the other, by the name. Always holds: with a tunnel for all packets only names
+//! below the domains that the user named are asked for past it; a link cannot add domains, although DHCP has
+//! search domains, because it could name any.
 //!
 //! `/etc/resolv.conf` cannot say which resolver to ask for which name, so it names a forwarding resolver on a
 //! loopback address of its own.
@@ -16,6 +18,7 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_names::dns::{Forwarder, PORT};
+use mpvpn_types::Domain;
 use tokio::{runtime::Handle, task::JoinHandle};
 
 /// Loopback addresses to listen at, one for each client of the machine: "mp" in ASCII, and a number.
@@ -26,44 +29,55 @@ const ADDRESSES: [Ipv4Addr; 4] = [
     Ipv4Addr::new(127, 109, 112, 4),
 ];
 
+/// Where names are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NameSplit {
+    /// Names below these domains at the links, all others in the tunnel.
+    AtLinks(Vec<String>),
+    /// Names below this domain in the tunnel, all others at the links.
+    InTunnel(Domain),
+}
+
 /// The resolvers to ask.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Resolvers {
+    split: NameSplit,
     in_tunnel: Vec<IpAddr>,
     /// Empty where the kill switch blocks them.
     of_links: Vec<IpAddr>,
-    /// Domains whose names the links' resolvers are asked for.
-    domains: Vec<String>,
 }
 
 impl Resolvers {
     fn for_name(&self, name: &str) -> Vec<SocketAddr> {
-        let resolvers = if is_below(name, &self.domains) { &self.of_links } else { &self.in_tunnel };
+        let in_tunnel = match &self.split {
+            NameSplit::AtLinks(domains) => !domains.iter().any(|domain| is_below(name, domain)),
+            NameSplit::InTunnel(domain) => is_below(name, domain.as_str()),
+        };
+        let resolvers = if in_tunnel { &self.in_tunnel } else { &self.of_links };
         resolvers.iter().map(|ip| SocketAddr::new(*ip, PORT)).collect()
     }
 }
 
-/// Whether a name is one of the domains, or below one.
-fn is_below(name: &str, domains: &[String]) -> bool {
-    domains.iter().any(|domain| {
-        name.strip_suffix(domain.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    })
+/// Whether a name is the domain, or below it.
+fn is_below(name: &str, domain: &str) -> bool {
+    name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The forwarding resolver; dropping it ends it.
 pub(super) struct LocalNames {
+    split: NameSplit,
     address: IpAddr,
     resolvers: Arc<Mutex<Resolvers>>,
     task: JoinHandle<()>,
 }
 
 impl LocalNames {
-    /// Starts it. `of_links` are the resolvers for names below `domains`.
+    /// Starts it. `of_links` are the resolvers of the links.
     ///
     /// # Errors
     /// If no loopback address is free.
-    pub(super) fn start(runtime: &Handle, domains: &[String], of_links: Vec<IpAddr>) -> io::Result<Self> {
-        let resolvers = Resolvers { in_tunnel: Vec::new(), of_links, domains: domains.to_vec() };
+    pub(super) fn start(runtime: &Handle, split: NameSplit, of_links: Vec<IpAddr>) -> io::Result<Self> {
+        let resolvers = Resolvers { split: split.clone(), in_tunnel: Vec::new(), of_links };
         let resolvers = Arc::new(Mutex::new(resolvers));
         let shared = Arc::clone(&resolvers);
         let upstreams =
@@ -75,7 +89,7 @@ impl LocalNames {
             match Forwarder::bind(&[address], PORT, &own_machine, user_of, upstreams.clone()) {
                 Ok(forwarder) => {
                     let task = runtime.spawn(forwarder.serve());
-                    return Ok(Self { address, resolvers, task });
+                    return Ok(Self { split, address, resolvers, task });
                 }
                 Err(error) => failure = Some(error),
             }
@@ -83,12 +97,17 @@ impl LocalNames {
         Err(failure.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
     }
 
+    /// Where names are asked for.
+    pub(super) fn split(&self) -> &NameSplit {
+        &self.split
+    }
+
     /// The address that programs ask.
     pub(super) fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Replaces the resolvers for all other names.
+    /// Replaces the resolvers in the tunnel.
     pub(super) fn set_resolvers_in_tunnel(&self, resolvers: &[IpAddr]) {
         let mut shared = self.resolvers.lock().unwrap_or_else(PoisonError::into_inner);
         resolvers.clone_into(&mut shared.in_tunnel);
@@ -109,9 +128,9 @@ mod tests {
     fn names_below_a_domain_are_asked_for_at_the_links_and_others_in_the_tunnel() {
         let ip = |text: &str| vec![text.parse::<IpAddr>().unwrap()];
         let resolvers = Resolvers {
+            split: NameSplit::AtLinks(vec!["lan".into(), "home.arpa".into()]),
             in_tunnel: ip("10.0.0.1"),
             of_links: ip("192.168.1.1"),
-            domains: vec!["lan".into(), "home.arpa".into()],
         };
         for name in ["lan", "printer.lan", "a.b.home.arpa"] {
             assert_eq!(resolvers.for_name(name), ["192.168.1.1:53".parse().unwrap()], "{name}");
@@ -120,7 +139,13 @@ mod tests {
             assert_eq!(resolvers.for_name(name), ["10.0.0.1:53".parse().unwrap()], "{name}");
         }
         // Under the kill switch.
-        let blocked = Resolvers { of_links: Vec::new(), ..resolvers };
+        let blocked = Resolvers { of_links: Vec::new(), ..resolvers.clone() };
         assert!(blocked.for_name("printer.lan").is_empty());
+        // Of a tunnel that does not take all packets.
+        let split = NameSplit::InTunnel("vpn.internal".parse().unwrap());
+        let advertised = Resolvers { split, ..resolvers };
+        for (name, address) in [("anna.vpn.internal", "10.0.0.1:53"), ("a.example", "192.168.1.1:53")] {
+            assert_eq!(advertised.for_name(name), [address.parse().unwrap()], "{name}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -25,12 +26,13 @@ use mpvpn_os::{
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
 use mpvpn_status::KillSwitchState;
 use mpvpn_tunnel::{AddressesInUse, Assignment};
+use mpvpn_types::Domain;
 use tokio::runtime::Handle;
 
 use super::{
     device::{ClassQueue, Device, Devices},
     kill_switch::ClientKillSwitch,
-    local_names::LocalNames,
+    local_names::{LocalNames, NameSplit},
 };
 
 /// How often at most the tunnel's routes are adapted to those of the machine. More often: a machine whose
@@ -60,8 +62,8 @@ pub(super) struct Machine {
     /// The networks behind this machine.
     site: ClientSite,
     resolver: ResolverConfig,
-    /// The name servers that were applied last.
-    applied_resolvers: Option<Vec<IpAddr>>,
+    /// The name servers that were applied last, and the domain below which names are asked for there.
+    applied_resolvers: Option<(Vec<IpAddr>, Option<Arc<Domain>>)>,
     /// Which name servers are asked outside of the tunnel, and what to do about it.
     pub(super) dns_leak: Option<String>,
     /// Answers names of the local network. `None` where it is not asked for, or cannot be.
@@ -309,69 +311,84 @@ impl Machine {
         }
     }
 
-    /// Makes the system use the configured or suggested name servers.
+    /// Makes the system use the configured or suggested name servers: for all names, or where the tunnel does
+    /// not take all packets, for those below the domain of the server.
     fn set_resolvers(&mut self, config: &ClientConfig) -> Result<(), RunError> {
-        if self.assignment.is_none() {
+        let Some(assignment) = &self.assignment else { return Ok(()) };
+        let is_partial = config.dns == Dns::Suggested && config.routes != Routes::All;
+        let domain = assignment.dns_domain.clone().filter(|_| is_partial);
+        let servers = if is_partial && domain.is_none() { Vec::new() } else { self.tunnel_resolvers(config) };
+        let wanted = (servers, domain);
+        if self.applied_resolvers.as_ref() == Some(&wanted) {
             return Ok(());
         }
-        let servers = match &config.dns {
-            Dns::Suggested if config.routes != Routes::All => Vec::new(),
-            _ => self.tunnel_resolvers(config),
+        let (servers, domain) = self.applied_resolvers.insert(wanted).clone();
+        let names = domain.as_ref().map_or_else(|| "names".to_owned(), |it| format!("names below {it}"));
+        let split = match &domain {
+            Some(domain) => Some(NameSplit::InTunnel(domain.as_ref().clone())),
+            None if config.dns_local.is_empty() => None,
+            None => Some(NameSplit::AtLinks(config.dns_local.clone())),
         };
-        if self.applied_resolvers.as_ref() == Some(&servers) {
-            return Ok(());
-        }
-        let local = self.find_local_names(config, &servers);
-        match self.resolver.apply(&mut self.undo, local.as_ref().map_or(&servers[..], std::slice::from_ref)) {
-            Ok(()) if servers.is_empty() => {}
-            Ok(()) => tracing::info!(?servers, "names are resolved through the tunnel"),
+        let local = self.find_local_names(split.filter(|_| !servers.is_empty()), &servers);
+        let asked = match local {
+            Some(address) => vec![address],
+            // The file could only send all names there.
+            None if domain.is_some() && !uses_systemd_resolved() => Vec::new(),
+            None => servers.clone(),
+        };
+        match self.resolver.apply(&mut self.undo, &asked, domain.as_deref()) {
+            Ok(()) if asked.is_empty() => {}
+            Ok(()) => tracing::info!(?servers, "{names} are resolved through the tunnel"),
             Err(error) if config.dns == Dns::Suggested => {
                 tracing::warn!(?servers, %error, "cannot set the resolvers that the server suggests");
             }
             Err(error) => return Err(error.into()),
         }
-        self.applied_resolvers = Some(servers);
         self.find_dns_leak(config);
         Ok(())
     }
 
-    /// Starts the resolver for names of the local network when programs are to ask `servers` for all others.
-    /// Returns its address if there is one.
-    fn find_local_names(&mut self, config: &ClientConfig, servers: &[IpAddr]) -> Option<IpAddr> {
-        let runtime = self.runtime.as_ref()?;
-        if config.dns_local.is_empty() || servers.is_empty() {
-            self.local_names = None;
-            return None;
+    /// Starts the resolver that tells names apart, if one is needed and not there. Returns its address if
+    /// there is one.
+    fn find_local_names(&mut self, split: Option<NameSplit>, servers: &[IpAddr]) -> Option<IpAddr> {
+        if self.local_names.as_ref().map(LocalNames::split) != split.as_ref() {
+            (self.local_names, self.local_names_fail) = (None, None);
         }
+        let runtime = self.runtime.as_ref()?;
+        let split = split?;
         if self.local_names.is_none() {
-            let domains = config.dns_local.join(", ");
+            let below = match &split {
+                NameSplit::AtLinks(domains) => domains.join(", "),
+                NameSplit::InTunnel(domain) => domain.to_string(),
+            };
             // As they were before clients rewrote the file.
             let of_links = link_resolvers(Path::new(undo::DEFAULT_FOLDER));
-            let failure = if uses_systemd_resolved() {
-                Some(format!(
-                    "names below {domains} are not asked for at the local network, because systemd-resolved answers programs: \
+            let failure = match &split {
+                NameSplit::AtLinks(_) if uses_systemd_resolved() => Some(format!(
+                    "names below {below} are not asked for at the local network, because systemd-resolved answers programs: \
                      `resolvectl domain LINK '~DOMAIN'` tells it to"
-                ))
-            } else if self.kill_switch.is_some() {
-                Some(format!("names below {domains} fail: the kill switch blocks the resolvers of the links"))
-            } else if of_links.is_empty() {
-                Some(format!("names below {domains} fail: /etc/resolv.conf names no resolver of a link"))
-            } else {
-                None
+                )),
+                NameSplit::AtLinks(_) if self.kill_switch.is_some() => Some(format!(
+                    "names below {below} fail: the kill switch blocks the resolvers of the links"
+                )),
+                _ if of_links.is_empty() => {
+                    Some(format!("names below {below} fail: /etc/resolv.conf names no resolver of a link"))
+                }
+                _ => None,
             };
             if let Some(failure) = &failure {
                 tracing::warn!("{failure}");
             }
             self.local_names_fail = failure;
-            if uses_systemd_resolved() {
+            if uses_systemd_resolved() || matches!(split, NameSplit::InTunnel(_)) && of_links.is_empty() {
                 return None;
             }
             let of_links = if self.kill_switch.is_some() { Vec::new() } else { of_links };
-            match LocalNames::start(runtime, &config.dns_local, of_links) {
+            match LocalNames::start(runtime, split, of_links) {
                 Ok(names) => self.local_names = Some(names),
                 Err(error) => {
                     let failure =
-                        format!("names below {domains} fail: no resolver for them can be started: {error}");
+                        format!("names below {below} fail: no resolver for them can be started: {error}");
                     tracing::warn!("{failure}");
                     self.local_names_fail = Some(failure);
                 }

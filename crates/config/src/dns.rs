@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use crate::defaults::first_repeated;
 use mpvpn_input::values::Text;
 use mpvpn_input::{Error, Result};
+use mpvpn_types::Domain;
 
 /// Resolvers that the C library uses: `MAXNS` of resolv.conf(5). It ignores further ones.
 const MAX_RESOLVERS: usize = 3;
@@ -13,7 +14,8 @@ const MAX_RESOLVERS: usize = 3;
 /// The resolvers that a client's machine asks while the tunnel is up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Dns {
-    /// Those that the server suggests, if all traffic goes into the tunnel; else those of the system.
+    /// Those that the server suggests, for all names if all traffic goes into the tunnel, else for names
+    /// below the server's own domain.
     #[default]
     Suggested,
     /// Those of the system.
@@ -58,27 +60,16 @@ pub enum DnsOption {
     Server(DnsServer),
 }
 
-/// A domain, in lower case and without dots at its ends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Domain(String);
-
-impl Domain {
-    /// The domain.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
 /// The domains of the option `dns-local`; `dns` are the values of that option.
 pub(super) fn local_domains(given: Vec<Domain>, dns: &[DnsOption]) -> Result<Vec<String>> {
     match given.first() {
-        Some(Domain(domain)) if dns == [DnsOption::Off] => Err(Error::usage(
+        Some(domain) if dns == [DnsOption::Off] => Err(Error::usage(
             format!(
                 "--dns-local {domain} has no meaning with --dns off: the resolvers of the system answer all names"
             ),
             "leave out one of the two",
         )),
-        _ => Ok(given.into_iter().map(|domain| domain.0).collect()),
+        _ => Ok(given.into_iter().map(String::from).collect()),
     }
 }
 
@@ -141,25 +132,6 @@ impl Text for DnsServer {
     }
 }
 
-impl Text for Domain {
-    const EXPECTED: &'static str = "a domain in quotes, as in \"home.arpa\"";
-    const EXAMPLE: &'static str = "home.arpa";
-
-    fn read(text: &str) -> Result<Self, String> {
-        /// The longest name and label in bytes (RFC 1035, section 2.3.4).
-        const MAX: (usize, usize) = (253, 63);
-        let domain = text.trim_matches('.').to_ascii_lowercase();
-        let is_label = |label: &str| {
-            let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-            (1..=MAX.1).contains(&label.len()) && label.bytes().all(good)
-        };
-        match domain.len() <= MAX.0 && domain.split('.').all(is_label) {
-            true => Ok(Self(domain)),
-            false => Err(format!("`{text}` is not a domain, as in lan or home.arpa")),
-        }
-    }
-}
-
 impl Text for ServerDnsOption {
     const EXPECTED: &'static str = "addresses of resolvers in quotes, or \"off\"";
     const EXAMPLE: &'static str = "10.0.0.1";
@@ -207,12 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn a_local_domain_is_read_without_dots_at_its_ends() {
-        assert_eq!(Domain::read(".Home.ARPA.").unwrap(), Domain("home.arpa".into()));
-        for bad in ["", ".", "a..b", "a b", "a/b", &"a".repeat(64), &"a.".repeat(200)] {
-            assert!(Domain::read(bad).is_err(), "{bad} was taken");
-        }
-        let lan = || vec![Domain("lan".into())];
+    fn local_domains_have_no_meaning_where_the_resolvers_of_the_system_answer() {
+        let lan = || vec!["lan".parse().unwrap()];
         assert_eq!(local_domains(lan(), &[]).unwrap(), ["lan"]);
         let error = local_domains(lan(), &[DnsOption::Off]).unwrap_err().to_string();
         assert!(error.contains("no meaning with --dns off"), "{error}");

@@ -6,10 +6,11 @@ use mpvpn_input::{
     Error, Result,
     values::{Many, One, Text},
 };
+use mpvpn_types::Domain;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::dns::{Domain, ServerDns};
+use super::dns::ServerDns;
 
 /// Addresses of a name: as many as fit into a response. Chosen.
 const MAX_ADDRESSES: usize = 8;
@@ -59,14 +60,13 @@ impl DnsName {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DnsNames {
     /// The domain below which users and names are; `None`: there are none.
-    pub domain: Option<String>,
+    pub domain: Option<Domain>,
     /// Names beside those of users.
     pub names: Vec<DnsName>,
 }
 
 impl DnsNames {
     pub(super) fn of(domain: Option<Domain>, names: Vec<DnsName>, dns: &ServerDns) -> Result<Self> {
-        let domain = domain.map(|domain| domain.as_str().to_owned());
         match (&domain, names.first()) {
             (None, Some(first)) => {
                 return Err(Error::usage(
@@ -115,7 +115,7 @@ mod tests {
         let names =
             "dns-domain = 'VPN.internal'\n[[dns-name]]\nname = 'NAS'\naddress = ['192.168.7.2', 'fd07::2']\n";
         let read_names = read(names).unwrap();
-        assert_eq!(read_names.domain.as_deref(), Some("vpn.internal"));
+        assert_eq!(read_names.domain, Some("vpn.internal".parse().unwrap()));
         assert_eq!((read_names.names[0].name(), read_names.names[0].address.len()), ("nas", 2));
         for (text, why) in [
             ("[[dns-name]]\nname = 'nas'\naddress = '192.168.7.2'\n", "has no domain"),

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 use ipnet::{IpNet, Ipv4Net};
-use mpvpn_types::Transport;
+use mpvpn_types::{Domain, Transport};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -14,7 +14,7 @@ use super::{
     acme::{AcmeTable, acme_table},
     announce::{self, SiteNetwork},
     classes::ClassTables,
-    dns::{DnsOption, Domain, ServerDnsOption},
+    dns::{DnsOption, ServerDnsOption},
     dns_names::DnsName,
     file::{ConfigFile, SourceText},
     forward::ForwardRule,
@@ -415,8 +415,8 @@ pub struct ClientOptions {
     pub keep_routes: Vec<IpNet>,
 
     /// Address of a resolver to ask while the tunnel is up, repeatable (up to 3); or off: keep the resolvers
-    /// of the system; or auto: those that the server suggests, if all traffic goes into the tunnel
-    /// [default: auto]
+    /// of the system; or auto: those that the server suggests, for all names if all traffic goes into the
+    /// tunnel, else for those below the server's own domain [default: auto]
     #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsOption>)]
     #[serde(with = "Many::<DnsOption>")]
     pub dns: Vec<DnsOption>,

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mpvpn_config::{AcmeChallenge, ClientConfig, Confine, ServerConfig, ServerDns, Shards};
+use mpvpn_config::{AcmeChallenge, ClientConfig, Confine, Dns, Routes, ServerConfig, ServerDns, Shards};
 use mpvpn_error::RunError;
 use mpvpn_identity::trust::Trust;
 use mpvpn_input::{dirs, files};
@@ -38,10 +38,12 @@ pub fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), RunError
     };
     let own = config.cert.iter().flat_map(|files| [files.cert.as_path(), &files.key]);
     let read_again: Vec<_> = file.into_iter().chain(ca).chain(own).collect();
+    // A server may have names of its own, which a tunnel that does not take all packets takes.
+    let may_split_names = config.routes != Routes::All && config.dns == Dns::Suggested;
     let needs = Needs {
         network: config.proxies.is_empty(),
-        // The resolver for local names listens on port 53.
-        low_ports: config.proxies.is_empty() && !config.dns_local.is_empty(),
+        // The resolver that tells names apart listens on port 53.
+        low_ports: config.proxies.is_empty() && (may_split_names || !config.dns_local.is_empty()),
         ..Needs::default()
     };
     let folders = Folders {

@@ -2,7 +2,7 @@
 
 use mpvpn_path::Scheduler;
 use mpvpn_types::{
-    BitRate, ByteSize, ClassName, CongestionControl, Fec, FlowMode, Portion, Tier, Transport, Weight,
+    BitRate, ByteSize, ClassName, CongestionControl, Domain, Fec, FlowMode, Portion, Tier, Transport, Weight,
 };
 
 use crate::values::Text;
@@ -21,6 +21,7 @@ crate::text_of_words!(CongestionControl, FlowMode, Scheduler, Tier, Transport);
 
 crate::text_of_parsed! {
     ClassName: "the name of a class in quotes", as in "voice";
+    Domain: "a domain in quotes, as in \"home.arpa\"", as in "home.arpa";
     Fec: "\"off\", \"auto\", or packets and repair packets as in \"10+2\"", as in "10+2";
     Portion: "a part of a link in quotes, as in \"10mbit\" or \"20%\"", as in "20%";
     Weight: "a weight in quotes, as in \"3\"", as in "3";

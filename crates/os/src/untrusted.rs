@@ -50,7 +50,7 @@ pub fn helper_task(
     Ok(Some(match task {
         Task::Firewall(change) => HelperAction::Firewall(change.checked_script()),
         Task::ShowTable(table) => HelperAction::ShowTable(table),
-        Task::NameServers(dns::Request::Resolved(tun, servers)) => HelperAction::Resolved(tun, servers),
+        Task::NameServers(dns::Request::Resolved(tun, servers, _)) => HelperAction::Resolved(tun, servers),
         Task::NameServers(dns::Request::Forget(tun)) => HelperAction::Resolved(tun, Vec::new()),
         Task::NameServers(request) => {
             let (file, state) = (folder.join("resolv.conf"), folder.join("state.json"));

@@ -394,6 +394,7 @@ fn tunnel_config(
         subnet6: config.subnet6,
         routes: config.routes.clone(),
         dns: resolvers,
+        dns_domain: config.dns_names.domain.clone(),
         offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
         disabled_extensions: &[],
         hide_wrong_credentials: config.site.hide,

@@ -29,7 +29,7 @@ struct Settings {
 impl TunnelNames {
     /// The names of a server with this configuration; `None` if it has no domain.
     pub(super) fn new(config: &ServerConfig, registry: &Registry) -> Option<Self> {
-        let domain = config.dns_names.domain.clone()?;
+        let domain = config.dns_names.domain.as_ref()?.as_str().to_owned();
         let names = Self { domain, registry: registry.clone(), settings: Arc::default() };
         names.update(config);
         Some(names)

@@ -6,6 +6,7 @@
 
 mod class_name;
 mod congestion_control;
+mod domain;
 mod fec;
 mod flow_mode;
 mod port_holder;
@@ -23,6 +24,7 @@ mod word_enum;
 pub use ::serde;
 pub use class_name::{ClassName, ParseClassNameError};
 pub use congestion_control::CongestionControl;
+pub use domain::{Domain, ParseDomainError};
 pub use fec::{Fec, ParseFecError};
 pub use flow_mode::FlowMode;
 pub use port_holder::{PortHolder, PortProtocol};

@@ -94,6 +94,7 @@ impl ServerSubject {
             offers_streams: true,
             disabled_extensions: &[],
             dns: vec![IpAddr::from([10, 0, 0, 1])],
+            dns_domain: None,
             auth: Box::new(OneToken),
             hide_wrong_credentials: false,
             max_clients: 4,

@@ -94,6 +94,30 @@ fn name_servers_of_the_server_are_used_if_all_traffic_goes_into_the_tunnel() {
     }
 }
 
+/// A tunnel that takes some packets takes some names: those below the domain of the server.
+#[test]
+fn with_advertised_routes_only_names_of_the_server_are_asked_for_in_the_tunnel() {
+    let testbed = Testbed::two_links();
+    let names = "dns-domain = \"vpn.internal\"\n[[dns-name]]\nname = \"camera\"\naddress = \"10.9.9.9\"\n";
+    fs::write(testbed.dir().join("server.toml"), names).expect("a file");
+    let _server = testbed.server(&["--config", "server.toml"]);
+    let address = LINK_NAME_SERVER.parse().expect("an address");
+    let at_link = NameServer::start_at(&testbed, Host::Server, address);
+    let machine = ClientMachine::new(&testbed);
+    for routes in ["advertised", "none"] {
+        let mut client = machine.start(&["--routes", routes]).wait_until_up();
+        assert!(machine.current().contains("nameserver 127.109.112."), "{}", machine.current());
+        assert!(machine.resolve("camera.vpn.internal").contains("10.9.9.9"));
+        assert!(machine.resolve("www.example").contains(&ANSWER.to_string()));
+        let asked = at_link.client_addresses();
+        assert_eq!(asked, ["10.101.0.2".parse::<std::net::IpAddr>().expect("an address")], "not at the link");
+        assert!(client.interrupt().success(), "{}", client.log());
+        assert_eq!(machine.current(), machine.before);
+    }
+    let _client = machine.start(&["--routes", "advertised", "--dns", "off"]).wait_until_up();
+    assert_eq!(machine.current(), machine.before);
+}
+
 #[test]
 fn the_server_resolves_names_for_clients_that_are_told_nothing() {
     let testbed = Testbed::two_links();

@@ -10,9 +10,10 @@ mod file;
 mod resolved;
 mod service;
 
-use std::{net::IpAddr, path::Path};
+use std::{io, net::IpAddr, path::Path};
 
 use ipnet::IpNet;
+use mpvpn_types::Domain;
 
 pub use file::FileRewrite;
 pub(crate) use file::{apply, revert};
@@ -39,7 +40,8 @@ const MAX_NAME_SERVERS: usize = 3;
 #[derive(Debug)]
 pub struct ResolverConfig {
     tun: String,
-    servers: Vec<IpAddr>,
+    /// The servers and the domain of the last call of [`Self::apply`].
+    wanted: (Vec<IpAddr>, Option<Domain>),
     applied: Option<Applied>,
 }
 
@@ -55,19 +57,27 @@ enum Applied {
 impl ResolverConfig {
     /// A configuration that has changed nothing yet. `tun` is the name of the TUN device.
     pub fn new(tun: &str) -> Self {
-        Self { tun: tun.to_owned(), servers: Vec::new(), applied: None }
+        Self { tun: tun.to_owned(), wanted: (Vec::new(), None), applied: None }
     }
 
-    /// Makes programs ask `servers`; with an empty list restores the previous configuration. Does nothing if
-    /// the last call had the same list, even if that call failed.
+    /// Makes programs ask `servers`; with an empty list restores the previous configuration. With a domain,
+    /// systemd-resolved asks them for names below it only; the file cannot say that, so that servers which
+    /// know what to do with other names have to be in it. Does nothing if the last call had the same, even if
+    /// that call failed.
     ///
     /// # Errors
     /// If neither systemd-resolved nor the file can be changed. The previous configuration is in force then.
-    pub fn apply(&mut self, undo: &mut UndoJournal, servers: &[IpAddr]) -> Result<(), OsError> {
-        if self.servers == servers {
+    pub fn apply(
+        &mut self,
+        undo: &mut UndoJournal,
+        servers: &[IpAddr],
+        domain: Option<&Domain>,
+    ) -> Result<(), OsError> {
+        let wanted = (servers.to_vec(), domain.cloned());
+        if self.wanted == wanted {
             return Ok(());
         }
-        servers.clone_into(&mut self.servers);
+        self.wanted = wanted;
         let servers = &servers[..servers.len().min(MAX_NAME_SERVERS)];
         match self.applied.take() {
             Some(Applied::File(step)) => {
@@ -82,11 +92,14 @@ impl ResolverConfig {
             return Ok(());
         }
         if resolved::is_listed(&nameservers(Path::new(RESOLV_CONF))) {
-            let request = Request::Resolved(self.tun.clone(), servers.to_vec());
+            let request = Request::Resolved(self.tun.clone(), servers.to_vec(), domain.cloned());
             match helper::change_name_servers(&request) {
                 Ok(()) => {
                     self.applied = Some(Applied::Resolved);
                     return Ok(());
+                }
+                Err(reason) if domain.is_some() => {
+                    return Err(OsError::kernel("tell", "systemd-resolved", io::Error::other(reason)));
                 }
                 Err(reason) => tracing::debug!(
                     reason,
@@ -110,7 +123,7 @@ impl ResolverConfig {
     /// If the addresses of this machine cannot be listed.
     pub fn name_servers_outside_tunnel(&self) -> Result<Vec<IpAddr>, OsError> {
         let asked = match &self.applied {
-            Some(_) => self.servers.clone(),
+            Some(_) => self.wanted.0.clone(),
             None => nameservers(Path::new(RESOLV_CONF)),
         };
         if self.applied.is_none() && resolved::is_listed(&asked) {

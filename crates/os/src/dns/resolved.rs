@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use mpvpn_types::Domain;
+
 use crate::program::{self, Ended};
 
 /// The addresses of its stub resolver (systemd-resolved.service(8)).
@@ -19,18 +21,25 @@ pub(super) fn is_listed(servers: &[IpAddr]) -> bool {
     servers.iter().any(|server| STUB_ADDRESSES.iter().any(|stub| *server == IpAddr::V4(*stub)))
 }
 
-/// Makes systemd-resolved ask `servers` over `interface` for all names.
+/// Makes systemd-resolved ask `servers` over `interface` for all names, or for those below `domain`.
 pub(super) fn apply(
     run: impl Fn(&[&str]) -> Result<(), String>,
     interface: &str,
     servers: &[IpAddr],
+    domain: Option<&Domain>,
 ) -> Result<(), String> {
     let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
     let mut args = vec!["dns", interface];
     args.extend(servers.iter().map(String::as_str));
     run(&args)?;
     // The routing-only domain `~.` takes precedence over the name servers of other links for all names.
-    run(&["domain", interface, "~."]).inspect_err(|_| revert(&run, interface))
+    let routed = format!("~{}", domain.map_or(".", Domain::as_str));
+    let mut set = run(&["domain", interface, &routed]);
+    if domain.is_some() {
+        // Other names stay with the other links.
+        set = set.and_then(|()| run(&["default-route", interface, "no"]));
+    }
+    set.inspect_err(|_| revert(&run, interface))
 }
 
 /// Removes all settings of `interface` from systemd-resolved.
@@ -69,14 +78,18 @@ mod tests {
             if args[0] == "domain" && args[1] == "gone0" { Err("gone0 is gone".to_owned()) } else { Ok(()) }
         };
         let servers = ["10.0.0.1", "fd00::1"].map(|ip| ip.parse().unwrap());
-        assert_eq!(apply(run, "mpvpn0", &servers), Ok(()));
+        assert_eq!(apply(run, "mpvpn0", &servers, None), Ok(()));
+        assert_eq!(apply(run, "mpvpn0", &servers, Some(&"vpn.internal".parse().unwrap())), Ok(()));
         revert(run, "mpvpn0");
-        assert!(apply(run, "gone0", &servers).unwrap_err().contains("gone0"));
+        assert!(apply(run, "gone0", &servers, None).unwrap_err().contains("gone0"));
         assert_eq!(
             *calls.borrow(),
             [
                 "dns mpvpn0 10.0.0.1 fd00::1",
                 "domain mpvpn0 ~.",
+                "dns mpvpn0 10.0.0.1 fd00::1",
+                "domain mpvpn0 ~vpn.internal",
+                "default-route mpvpn0 no",
                 "revert mpvpn0",
                 "dns gone0 10.0.0.1 fd00::1",
                 "domain gone0 ~.",

@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use mpvpn_types::Domain;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
@@ -56,8 +57,8 @@ pub(crate) enum Request {
     /// The file names these servers, of an instance that still runs; if none, it gets back what root found
     /// in it.
     Restore(Vec<IpAddr>),
-    /// systemd-resolved asks these servers over this TUN device for all names.
-    Resolved(String, Vec<IpAddr>),
+    /// systemd-resolved asks these servers over this TUN device for all names, or for those below a domain.
+    Resolved(String, Vec<IpAddr>, Option<Domain>),
     /// systemd-resolved forgets the settings of this TUN device.
     Forget(String),
 }
@@ -165,10 +166,10 @@ pub(crate) fn perform(request: &Request, resolv_conf: &Path, state: &Path) -> An
             }
             restore(servers, resolv_conf, state).map_err(|error| error.to_string())
         }
-        Request::Resolved(tun, servers) => {
+        Request::Resolved(tun, servers, domain) => {
             is_tun(tun)?;
             count(servers)?;
-            resolved::apply(resolved::resolvectl, tun, servers)
+            resolved::apply(resolved::resolvectl, tun, servers, domain.as_ref())
         }
         Request::Forget(tun) => {
             is_tun(tun)?;
@@ -282,7 +283,9 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("resolv.conf");
         for list in [&[][..], &["10.0.0.1"; 4]] {
-            for request in [Request::Write(servers(list)), Request::Resolved("lo".into(), servers(list))] {
+            for request in
+                [Request::Write(servers(list)), Request::Resolved("lo".into(), servers(list), None)]
+            {
                 assert!(perform(&request, &file, &home.path().join("state.json")).is_err(), "{request:?}");
             }
         }
@@ -292,7 +295,8 @@ mod tests {
     #[test]
     fn systemd_resolved_is_told_about_tun_devices_only() {
         for name in ["lo", "--help", "..", ""] {
-            let all = [Request::Resolved(name.into(), servers(&["10.0.0.1"])), Request::Forget(name.into())];
+            let all =
+                [Request::Resolved(name.into(), servers(&["10.0.0.1"]), None), Request::Forget(name.into())];
             for request in all {
                 let refused = perform(&request, Path::new("/x"), Path::new("/x")).unwrap_err();
                 assert!(refused.contains("is no TUN device"), "{refused}");

@@ -53,12 +53,12 @@ pub(super) struct StreamTargets<'a> {
     /// `streams`).
     pub(super) is_supported: bool,
     /// The networks of the server, and those behind clients, into which it does not translate addresses.
-    pub(super) networks: [&'a [IpNet]; 2],
+    pub(super) networks: &'a [IpNet],
 }
 
 impl StreamTargets<'_> {
     fn contains(&self, ip: IpAddr) -> bool {
-        self.is_supported && !self.networks.iter().copied().flatten().any(|net| net.contains(&ip))
+        self.is_supported && !self.networks.iter().any(|net| net.contains(&ip))
     }
 }
 

@@ -9,7 +9,7 @@ use mpvpn_masque::{
     connect_ip::RefusalDetail,
 };
 use mpvpn_quic::HandshakeCounters;
-use mpvpn_types::{CongestionControl, Duration, Instant};
+use mpvpn_types::{CongestionControl, Domain, Duration, Instant};
 
 use crate::{PathReport, RelayId, ResequencingCounters, TrafficCounters, TrafficRates, UdpId};
 
@@ -23,7 +23,9 @@ pub struct Assignment {
     /// Routes that the server advertises.
     pub routes: Vec<IpRange>,
     /// Resolvers that the server suggests, in order of preference; at most three.
-    pub dns: Vec<IpAddr>,
+    pub dns: Arc<[IpAddr]>,
+    /// The domain below which these know names of their own, if there is one.
+    pub dns_domain: Option<Arc<Domain>>,
     /// Networks behind clients, if the server says which.
     pub sites: Option<Arc<[Site]>>,
 }

@@ -168,8 +168,7 @@ impl Client {
             return self.take_packet_of_flow(now, hdr, &view);
         }
         let apps = &mut self.apps;
-        // A stream would have the server's address instead of that of a host behind this client.
-        if session.is_own(view.src()) && apps.tcp.take_if_stream(now, &view, session.stream_targets()) {
+        if session.may_stream(&view) && apps.tcp.take_if_stream(now, &view, session.stream_targets()) {
             return;
         }
         let flows = Some(&mut apps.flow_table);
@@ -188,7 +187,7 @@ impl Client {
     pub(crate) fn wants_stream(&self, peer: &Self, packet: &ip::IpPacket<'_>) -> bool {
         let Some(session) = &peer.session else { return false };
         session.per_flow
-            || session.is_own(packet.src())
+            || session.may_stream(packet)
                 && self.apps.tcp.wants(packet, FlowKey::of(packet).destination(), session.stream_targets())
     }
 

@@ -160,7 +160,8 @@ impl Client {
             local: LocalEnd::new(&mut session.multipath, stream, 0),
             agreed: NegotiatedExtensions::default(),
         };
-        session.agreed = client.agree(of, headers);
+        let agreed = client.agree(of, headers);
+        session.set_agreed(agreed);
     }
 
     /// Starts a tunnel without packets: relays need no more than HTTP/3. `has_extensions`: sends a

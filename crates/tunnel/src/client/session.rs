@@ -61,8 +61,8 @@ pub(super) struct Session {
     sites: Option<Arc<[Site]>>,
     /// Those behind this client that are in use.
     pub(super) behind: Vec<IpNet>,
-    /// Those behind others.
-    elsewhere: Vec<IpNet>,
+    /// The networks of the server, and those behind other clients: addresses there are not translated.
+    untranslated: Vec<IpNet>,
     /// Extensions that the server agreed to.
     pub(super) agreed: NegotiatedExtensions,
     /// Whether the server has no CONNECT-IP: the addresses are made up, and each flow has a request of its
@@ -99,13 +99,19 @@ impl Session {
             routes: Vec::new(),
             sites: None,
             behind: Vec::new(),
-            elsewhere: Vec::new(),
+            untranslated: Vec::new(),
             agreed: NegotiatedExtensions::default(),
             per_flow: false,
             sent_notices: BTreeMap::new(),
             notices_due: true,
             multipath,
         }
+    }
+
+    /// The server has answered the request.
+    pub(super) fn set_agreed(&mut self, agreed: NegotiatedExtensions) {
+        self.untranslated.clone_from(&agreed.networks);
+        self.agreed = agreed;
     }
 
     /// Whether a packet of the TUN may enter the tunnel: its source is assigned or behind this client, and
@@ -118,6 +124,13 @@ impl Session {
     /// Whether the address is one that the server assigned.
     pub(super) fn is_own(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|entry| entry.net.contains(&ip))
+    }
+
+    /// Whether a stream may carry a segment of TCP that may enter the tunnel: it would have the server's
+    /// address instead of that of a host behind this client.
+    #[inline]
+    pub(super) fn may_stream(&self, packet: &ip::IpPacket<'_>) -> bool {
+        self.behind.is_empty() || self.is_own(packet.src())
     }
 
     fn is_behind(&self, ip: IpAddr) -> bool {
@@ -140,14 +153,19 @@ impl Session {
                 None => addresses.push(in_network(net)),
             }
         }
-        let (routes, dns) = (self.routes.clone(), self.agreed.dns.clone());
-        Assignment { addresses, additional: beyond, routes, dns, sites: self.sites.clone() }
+        Assignment {
+            addresses,
+            additional: beyond,
+            routes: self.routes.clone(),
+            dns: self.agreed.dns.as_slice().into(),
+            dns_domain: self.agreed.dns_domain.clone(),
+            sites: self.sites.clone(),
+        }
     }
 
     /// The targets of TCP connections that the server opens.
     pub(super) fn stream_targets(&self) -> StreamTargets<'_> {
-        let networks = [&self.agreed.networks[..], &self.elsewhere];
-        StreamTargets { is_supported: self.agreed.streams, networks }
+        StreamTargets { is_supported: self.agreed.streams, networks: &self.untranslated }
     }
 
     /// The source addresses of ICMP errors.
@@ -204,7 +222,8 @@ impl Session {
     fn take_sites(&mut self, sites: Vec<Site>) {
         let in_state = |state| sites.iter().filter(move |site| site.state == state).map(|site| site.net);
         self.behind = in_state(SiteState::InUse).collect();
-        self.elsewhere = in_state(SiteState::OfAnother).collect();
+        self.untranslated =
+            self.agreed.networks.iter().copied().chain(in_state(SiteState::OfAnother)).collect();
         self.sites = Some(sites.into());
     }
 

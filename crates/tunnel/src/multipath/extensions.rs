@@ -7,18 +7,21 @@
 //! [`NegotiatedExtensions`]. Always holds: unknown keys are ignored, and a member that is malformed counts as
 //! absent, but for [`CONNECTION`]; a context ID belongs to at most one extension of a connection.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_class::MAX_COPIES;
 use mpvpn_masque::{
     extensions::{Extensions, FIELD},
     headers::Headers,
-    structured::{Member, Typed, integer, parameters, set_parameter, strings, strings_member, token_member},
+    structured::{
+        Member, Typed, integer, parameters, set_parameter, string_member, strings, strings_member,
+        token_member,
+    },
 };
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, StreamId};
-use mpvpn_types::{ClassId, CongestionControl, Fec, Instant};
+use mpvpn_types::{ClassId, CongestionControl, Domain, Fec, Instant};
 
 use super::{
     MultipathConnection, clocks::ClockReports, data_ack::DataAcks, protect::Protection,
@@ -289,6 +292,12 @@ const SERVER_EXTENSIONS: &[Extension] = &[
         |server, _| (!server.config.dns.is_empty()).then(|| strings_member(&server.config.dns)),
         |client, answer| client.agreed.dns = plausible_resolvers(answer),
     ),
+    // The domain below which these resolvers know names of their own (a String).
+    response_only(
+        "dns-domain",
+        |server, _| string_member(server.config.dns_domain.as_ref()?.as_str()),
+        |client, answer| client.agreed.dns_domain = domain_in(answer).map(Arc::new),
+    ),
 ];
 
 /// An extension that is negotiated by a context ID.
@@ -373,6 +382,8 @@ pub(crate) struct NegotiatedExtensions {
     pub(crate) networks: Vec<IpNet>,
     /// The DNS resolvers that the server suggests.
     pub(crate) dns: Vec<IpAddr>,
+    /// The domain below which these know names of their own.
+    pub(crate) dns_domain: Option<Arc<Domain>>,
     /// The server opens TCP connections (CONNECT) to destinations outside its networks.
     pub(crate) streams: bool,
     /// The server opens UDP flows (CONNECT-UDP) to destinations outside its networks.
@@ -612,6 +623,11 @@ fn plausible_resolvers(answer: &Member) -> Vec<IpAddr> {
     };
     let all = strings(answer).filter_map(|ip| Some(ip.parse::<IpAddr>().ok()?.to_canonical()));
     all.filter(may_be).take(MAX_RESOLVERS).collect()
+}
+
+/// Parses a domain; one that names a whole top-level domain would take the names of others.
+fn domain_in(answer: &Member) -> Option<Domain> {
+    answer.string()?.parse().ok().filter(|domain: &Domain| domain.as_str().contains('.'))
 }
 
 #[cfg(test)]

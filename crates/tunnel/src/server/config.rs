@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::{connect::Authority, headers::Headers, request::Rejection};
 use mpvpn_quic::ServerSetup;
+use mpvpn_types::Domain;
 
 #[cfg(doc)]
 use super::Server;
@@ -90,6 +91,8 @@ pub struct ServerConfig {
     pub offers_streams: bool,
     /// Resolvers that it suggests to clients, in order of preference.
     pub dns: Vec<IpAddr>,
+    /// The domain below which these know names of their own.
+    pub dns_domain: Option<Domain>,
     /// Checks credentials.
     pub auth: Box<dyn Authenticate>,
     /// Whether wrong credentials are answered with the site, as missing ones are, instead of 401 or 407.

@@ -24,7 +24,7 @@ use crate::{
 
 const LINKS: [(u64, Duration); 2] = [(20, Duration::from_millis(10)), (20, Duration::from_millis(15))];
 /// Each extension of the tunnel by itself, none, and all of them.
-const SETS: [&[&str]; 21] = [
+const SETS: [&[&str]; 22] = [
     &["session"],
     &["class"],
     &["clocks"],
@@ -43,6 +43,7 @@ const SETS: [&[&str]; 21] = [
     &["streams"],
     &["udp"],
     &["dns"],
+    &["dns-domain"],
     &["heartbeats", "reinjection", "order"],
     &["class", "session", "links", "data-ack"],
     &[
@@ -64,6 +65,7 @@ const SETS: [&[&str]; 21] = [
         "streams",
         "udp",
         "dns",
+        "dns-domain",
     ],
 ];
 

@@ -68,6 +68,7 @@ fn parse(key: &str, member: Option<&Member>) -> Result<Value, Value> {
         "links" | SITES | STREAMS | UDP => ("value", member.is_true().then_some(json!(true))),
         "networks" => ("networks", texts(networks_in(member).iter().map(ToString::to_string).collect())),
         "dns" => ("resolvers", texts(plausible_resolvers(member).iter().map(ToString::to_string).collect())),
+        "dns-domain" => ("domain", domain_in(member).map(|domain| json!(domain.as_str()))),
         CONNECTION => {
             let mut offered = Extensions::default();
             offered.set(CONNECTION, member.clone());
@@ -109,6 +110,7 @@ fn encode(key: &str, fields: &Value) -> String {
         "links" | SITES | STREAMS | UDP => true.into(),
         "networks" => list("networks"),
         "dns" => list("resolvers"),
+        "dns-domain" => string_member(&text("domain")).unwrap(),
         CONNECTION => {
             let (shard, class) = (number(&fields["thread"]) as u8, ClassId(number(&fields["class"]) as u8));
             integer(ConnectionNumber::of(shard, class).unwrap().number().into()).into()

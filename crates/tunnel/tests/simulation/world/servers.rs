@@ -174,6 +174,7 @@ pub(super) fn new_servers(
             offers_streams: true,
             disabled_extensions,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
+            dns_domain: None,
             auth: Box::new(users),
             hide_wrong_credentials: false,
             max_clients: 200,
