@@ -264,7 +264,7 @@ impl Heartbeats {
         let trusted = || paths.iter().filter(|(_, path)| path.is_trusted());
         let first_is_quiet = trusted().next().is_some_and(|(_, path)| path.liveness.is_quiet(now));
         let just_done = reports.steered_at.is_some_and(|at| now < at + MIN_STEER_INTERVAL);
-        // While no data moves, nobody waits for acknowledgements, and each end would answer the other's report.
+        // While no data moves, nobody waits for acknowledgements; each end would answer the other's report.
         if !is_dense(now, paths) || !first_is_quiet || just_done || !fits() {
             return None;
         }
