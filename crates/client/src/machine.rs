@@ -325,6 +325,8 @@ impl Machine {
         let (servers, domain) = self.applied_resolvers.insert(wanted).clone();
         let names = domain.as_ref().map_or_else(|| "names".to_owned(), |it| format!("names below {it}"));
         let split = match &domain {
+            // It tells names apart itself.
+            Some(_) if uses_systemd_resolved() => None,
             Some(domain) => Some(NameSplit::InTunnel(domain.as_ref().clone())),
             None if config.dns_local.is_empty() => None,
             None => Some(NameSplit::AtLinks(config.dns_local.clone())),

@@ -59,6 +59,24 @@ pub(super) fn run() {
             wait_for_tunnel(alpha);
         },
     );
+    step("with advertised routes only names of the server's domain are asked for in the tunnel", || {
+        server.shell(
+            "sed -i '1i dns-domain = \"vpn.internal\"' /etc/mpvpn/server.toml
+             printf '[[dns-name]]\\nname = \"camera\"\\naddress = \"10.9.9.9\"\\n' >> /etc/mpvpn/server.toml
+             systemctl restart mpvpn-server",
+        );
+        alpha.shell(
+            "sed -i '/^routes/d; 1i routes = \"advertised\"' /etc/mpvpn/client.toml; systemctl restart mpvpn-client",
+        );
+        wait_for_tunnel(alpha);
+        let domain = alpha.run(&["resolvectl", "domain", "mpvpn0"]);
+        assert!(domain.contains("~vpn.internal"), "systemd-resolved knows no domain of the tunnel: {domain}");
+        assert!(alpha.run(&["getent", "ahostsv4", "camera.vpn.internal"]).contains("10.9.9.9"));
+        let past = network.count("queries past the tunnel");
+        alpha.run(&["resolvectl", "flush-caches"]);
+        assert!(resolves(alpha), "other names are not resolved");
+        assert!(network.count("queries past the tunnel") > past, "other names are asked for in the tunnel");
+    });
     step("remove and purge", || {
         alpha.run(&["apt-get", "purge", "--yes", "mpvpn"]);
         let differences = before.differences(&Snapshot::take(alpha));
