@@ -646,6 +646,8 @@ mod tests {
         paths.get_mut(PathId(1)).expect("a path").liveness.on_received(now);
         let mut steer =
             |paths: &PathTable, now, fits| heartbeats.steer_acks(now, paths, None, || fits).map(|(id, _)| id);
+        assert_eq!(steer(&paths, now, true), None, "no data moves");
+        paths.values_mut().for_each(|path| path.liveness.on_traffic(now));
         assert_eq!(steer(&paths, now, false), None, "the peer takes no datagrams");
         assert_eq!(steer(&paths, now, true), Some(PathId(1)));
         assert_eq!(steer(&paths, now, true), None, "not for every packet");
