@@ -112,8 +112,7 @@ impl<'a> WatchedDownload<'a> {
         let cut = SystemTime::now();
         self.testbed.link(1).silence(Direction::Both);
         let table = until(cut, self.browser.wait_for("[data-key='link eth1']", "down", SOON));
-        let list =
-            until(cut, self.browser.wait_for("#events", r"eth1 \(path default/eth1/\d\) failed", SOON));
+        let list = until(cut, self.browser.wait_for("#events", r"eth1 \(path \w+/eth1/\d\) failed", SOON));
         println!("a cut link is shown down after {table:?}, its event after {list:?}");
         [table, list]
     }
