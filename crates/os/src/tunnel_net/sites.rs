@@ -116,10 +116,11 @@ impl ClientSite {
             ..Rules::default()
         };
         // The step removes the table by its name, whatever it has.
-        match std::mem::replace(&mut self.is_installed, true) {
+        match self.is_installed {
             false => undo.apply(&[Step::Firewall { rules: table }])?,
             true => firewall::install(&table)?,
         }
+        self.is_installed = true;
         let forwarded = rules.forwards.iter().flat_map(|forward| &forward.to);
         let hosts = rules.networks.iter().map(|one| one.network.addr()).chain(forwarded.copied());
         let has = |is_v4| hosts.clone().any(|host| host.is_ipv4() == is_v4);
