@@ -17,7 +17,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_names::dns::{Forwarder, PORT};
+use mpvpn_names::dns::{Forwarder, PORT, part_below};
 use mpvpn_types::Domain;
 use tokio::{runtime::Handle, task::JoinHandle};
 
@@ -50,17 +50,12 @@ struct Resolvers {
 impl Resolvers {
     fn for_name(&self, name: &str) -> Vec<SocketAddr> {
         let in_tunnel = match &self.split {
-            NameSplit::AtLinks(domains) => !domains.iter().any(|domain| is_below(name, domain)),
-            NameSplit::InTunnel(domain) => is_below(name, domain.as_str()),
+            NameSplit::AtLinks(domains) => !domains.iter().any(|domain| part_below(name, domain).is_some()),
+            NameSplit::InTunnel(domain) => part_below(name, domain.as_str()).is_some(),
         };
         let resolvers = if in_tunnel { &self.in_tunnel } else { &self.of_links };
         resolvers.iter().map(|ip| SocketAddr::new(*ip, PORT)).collect()
     }
-}
-
-/// Whether a name is the domain, or below it.
-fn is_below(name: &str, domain: &str) -> bool {
-    name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The forwarding resolver; dropping it ends it.

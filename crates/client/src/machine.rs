@@ -331,11 +331,12 @@ impl Machine {
             None if config.dns_local.is_empty() => None,
             None => Some(NameSplit::AtLinks(config.dns_local.clone())),
         };
+        let must_split = matches!(split, Some(NameSplit::InTunnel(_)));
         let local = self.find_local_names(split.filter(|_| !servers.is_empty()), &servers);
         let asked = match local {
             Some(address) => vec![address],
             // The file could only send all names there.
-            None if domain.is_some() && !uses_systemd_resolved() => Vec::new(),
+            None if must_split => Vec::new(),
             None => servers.clone(),
         };
         match self.resolver.apply(&mut self.undo, &asked, domain.as_deref()) {

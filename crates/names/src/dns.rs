@@ -29,7 +29,7 @@ use tokio::{
 
 pub use marked::marked_resolver;
 pub(crate) use reverse::name_in_tunnel;
-pub use zone::Zone;
+pub use zone::{Zone, part_below};
 
 /// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a
 /// dot at its end.

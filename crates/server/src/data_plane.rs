@@ -312,15 +312,13 @@ impl DataPlane {
             self.sockets.transmit(&event_loop.poller, now, &mut self.server);
         }
         write_received_packets(&mut self.server, &self.tun);
-        if let Some(filter) = &self.filter
-            && self.server.take_sites_due()
-        {
-            filter.send(FilterMessage::Sites);
-        }
-        if let Some(filter) = &self.filter
-            && self.server.take_forwards_due()
-        {
-            filter.send(FilterMessage::Forwards);
+        if let Some(filter) = &self.filter {
+            if self.server.take_sites_due() {
+                filter.send(FilterMessage::Sites);
+            }
+            if self.server.take_forwards_due() {
+                filter.send(FilterMessage::Forwards);
+            }
         }
         while let Some(change) = self.server.poll_change() {
             if matches!(change, ServerChange::Refused(..)) && !self.refusals.is_reported(now) {

@@ -97,6 +97,12 @@ impl ForwardTable {
     /// # Errors
     /// If nft refuses.
     pub(super) fn update(&self, registry: &Registry) -> std::result::Result<(), OsError> {
+        set_forwards(&self.tun, &self.led_now(registry))
+    }
+
+    /// Takes note of where each port leads now. The lock is not held while nft works, as the status waits for
+    /// it.
+    fn led_now(&self, registry: &Registry) -> Vec<PortForward> {
         let mut forwards = self.forwards.lock().unwrap_or_else(PoisonError::into_inner);
         let mut in_force = Vec::new();
         for (forward, target) in forwards.iter_mut() {
@@ -115,7 +121,7 @@ impl ForwardTable {
                 });
             }
         }
-        set_forwards(&self.tun, &in_force)
+        in_force
     }
 
     /// The forwards as the status has them.

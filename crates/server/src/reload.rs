@@ -319,9 +319,6 @@ impl Running {
                 continue;
             }
             self.config.take(setting, &config);
-            if let Some(names) = &self.reloadable.names {
-                names.update(&self.config);
-            }
             if setting == ServerSetting::Forwards {
                 self.reloadable.forwards.replace(&self.config.forwards);
                 self.registry.set_forwarded_users(forwards::users(&self.config.forwards));
@@ -332,6 +329,9 @@ impl Running {
                 self.reloadable.responder = responder(&self.config, self.machine.as_ref());
             }
             applied.push(setting.keys().to_owned());
+        }
+        if let Some(names) = &self.reloadable.names {
+            names.update(&self.config);
         }
         if let Some(certificates) = certificates {
             let pin = certificates.first.fingerprint();

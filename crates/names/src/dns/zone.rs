@@ -44,7 +44,7 @@ pub(super) fn answer(query: &[u8], asker: IpAddr, zone: &dyn Zone) -> Option<Vec
     let name = question.qname.to_string().to_ascii_lowercase();
     let (mut found, mut exists) = (Vec::new(), true);
     let target;
-    if let Some(below) = below(&name, zone.domain()) {
+    if let Some(below) = part_below(&name, zone.domain()) {
         let addresses = if below.is_empty() { Some(Vec::new()) } else { zone.addresses(asker, below) };
         exists = addresses.is_some();
         found.extend(addresses.into_iter().flatten().filter_map(|ip| match ip {
@@ -71,7 +71,7 @@ pub(super) fn answer(query: &[u8], asker: IpAddr, zone: &dyn Zone) -> Option<Vec
 }
 
 /// The part of a name before the domain; empty for the domain itself, `None` for others.
-fn below<'a>(name: &'a str, domain: &str) -> Option<&'a str> {
+pub fn part_below<'a>(name: &'a str, domain: &str) -> Option<&'a str> {
     let rest = name.strip_suffix(domain)?;
     if rest.is_empty() { Some(rest) } else { rest.strip_suffix('.') }
 }

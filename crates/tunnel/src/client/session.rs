@@ -1,8 +1,8 @@
 //! The connection of a client that is in use, and what was negotiated on it.
 //!
 //! In: capsules of the server, policies of links, networks behind this client. Out: addresses, routes, LINK
-//! capsules and announcements. Always holds: a
-//! session belongs to one connection; the next connection has another one.
+//! capsules and announcements. Always holds: a session belongs to one connection; the next connection has
+//! another one.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -118,11 +118,11 @@ impl Session {
     /// its destination is not link-local.
     pub(super) fn may_send(&self, packet: &ip::IpPacket<'_>) -> bool {
         let src = packet.src();
-        (self.is_own(src) || self.is_behind(src)) && !is_link_local(packet.dst())
+        (self.is_assigned(src) || self.is_behind(src)) && !is_link_local(packet.dst())
     }
 
-    /// Whether the address is one that the server assigned.
-    pub(super) fn is_own(&self, ip: IpAddr) -> bool {
+    /// Whether the address is in a prefix that the server assigned.
+    pub(super) fn is_assigned(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|entry| entry.net.contains(&ip))
     }
 
@@ -130,7 +130,7 @@ impl Session {
     /// address instead of that of a host behind this client.
     #[inline]
     pub(super) fn may_stream(&self, packet: &ip::IpPacket<'_>) -> bool {
-        self.behind.is_empty() || self.is_own(packet.src())
+        self.behind.is_empty() || self.is_assigned(packet.src())
     }
 
     fn is_behind(&self, ip: IpAddr) -> bool {

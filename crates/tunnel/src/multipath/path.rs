@@ -79,16 +79,18 @@ impl PathEntry {
     /// A heartbeat of the idle time leaves. `acked`: when the newest packet left of which it is known that it
     /// was acknowledged.
     pub(super) fn on_heartbeat(&mut self, now: Instant, acked: Option<Instant>) {
-        self.awaited_since =
-            self.awaited_since.filter(|at| acked.is_none_or(|acked| acked < *at)).or(Some(now));
+        self.awaited_since = self.unanswered_since(acked).or(Some(now));
+    }
+
+    fn unanswered_since(&self, acked: Option<Instant>) -> Option<Instant> {
+        self.awaited_since.filter(|at| acked.is_none_or(|acked| acked < *at))
     }
 
     /// When heartbeats of the idle time have waited too long for an acknowledgement, if the path seems to
     /// work.
     pub(super) fn no_answer_at(&self, acked: Option<Instant>) -> Option<Instant> {
-        let awaited_since = self.awaited_since.filter(|at| acked.is_none_or(|acked| acked < *at));
-        let awaited_since = awaited_since.filter(|_| self.liveness.is_alive())?;
-        Some(awaited_since + self.liveness.silence_limit().max(MIN_ANSWER_TIME))
+        let since = self.unanswered_since(acked).filter(|_| self.liveness.is_alive())?;
+        Some(since + self.liveness.silence_limit().max(MIN_ANSWER_TIME))
     }
 
     /// Awaits no acknowledgement any more.

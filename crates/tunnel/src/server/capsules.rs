@@ -1,8 +1,7 @@
 //! The request streams of clients: capsules, and the end of the stream.
 //!
 //! In: HTTP/3 events of a request stream. Out: address assignments, policies of links, networks behind
-//! clients. Always holds: with its
-//! request stream a tunnel and its negotiated extensions end.
+//! clients. Always holds: with its request stream a tunnel and its negotiated extensions end.
 
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleError, CapsuleReader},
