@@ -1,8 +1,9 @@
 //! The sockets of one shard of a server, one per listening address.
 //!
-//! Always holds: a response leaves from the address to which the client sent.
+//! Always holds: a response leaves from the address and port to which the client sent.
 
 use std::{
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     time::Instant,
 };
@@ -12,6 +13,11 @@ use mpvpn_os::poll::{Event, FIRST_SOCKET_TOKEN, Interest, Poller};
 use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_sockets::packet_io::{BufferedUdpSocket, DatagramBuffers, ReceivedDatagram};
 use mpvpn_tunnel::Server;
+
+/// How many addresses of clients at second ports are remembered, in each of two generations, some 100 bytes
+/// each. Fewer: clients that are silent for long are answered from the first port, and find another path.
+/// More: forged addresses take more memory.
+const MAX_REMEMBERED: usize = 16_384;
 
 /// A socket and its bound address.
 pub(super) struct ListeningSocket {
@@ -23,6 +29,28 @@ pub(super) struct ListeningSocket {
 pub(super) struct Sockets {
     all: Vec<ListeningSocket>,
     buffers: DatagramBuffers,
+    ports: SecondPorts,
+}
+
+/// The sockets to which clients send where another one serves the same address at another port: the packets
+/// to send name no port of this end.
+#[derive(Default)]
+struct SecondPorts {
+    recent: HashMap<SocketAddr, usize>,
+    before: HashMap<SocketAddr, usize>,
+}
+
+impl SecondPorts {
+    fn remember(&mut self, remote: SocketAddr, socket: usize) {
+        if self.recent.len() >= MAX_REMEMBERED && !self.recent.contains_key(&remote) {
+            self.before = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(remote, socket);
+    }
+
+    fn of(&self, remote: &SocketAddr) -> Option<usize> {
+        self.recent.get(remote).or_else(|| self.before.get(remote)).copied()
+    }
 }
 
 impl Sockets {
@@ -32,7 +60,8 @@ impl Sockets {
             let socket = &listening.socket.socket;
             poller.add(socket, token, Interest::Read).map_err(RunError::io("watch a socket"))?;
         }
-        Ok(Self { all, buffers: DatagramBuffers::default() })
+        let (buffers, ports) = Default::default();
+        Ok(Self { all, buffers, ports })
     }
 
     /// The bound addresses.
@@ -49,15 +78,25 @@ impl Sockets {
         server: &mut Server,
         after: impl FnMut(&mut Server),
     ) -> Option<Instant> {
-        let number = usize::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN));
-        let listening = number.ok().and_then(|number| self.all.get_mut(number))?;
+        let number = usize::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN)).ok()?;
+        let bound = self.all.get(number)?.bound;
+        let is_second = self.all[..number].iter().any(|first| {
+            first.bound.ip().is_ipv4() == bound.ip().is_ipv4()
+                && first.bound.port() != bound.port()
+                && (first.bound.ip() == bound.ip() || first.bound.ip().is_unspecified())
+        });
+        let listening = self.all.get_mut(number)?;
         if event.writable {
             listening.socket.flush(poller, event.token, source_address);
         }
         if !event.readable {
             return None;
         }
+        let ports = &mut self.ports;
         let each = |server: &mut Server, got: ReceivedDatagram| {
+            if is_second {
+                ports.remember(got.remote, number);
+            }
             server.handle_datagram(got.arrived, got.local, got.remote, got.ecn, got.data);
         };
         self.buffers.receive(&listening.socket.socket, server, each, after).unwrap_or_else(|error| {
@@ -70,9 +109,9 @@ impl Sockets {
     pub(super) fn transmit(&mut self, poller: &Poller, now: Instant, server: &mut Server) {
         let poll = |out: &mut Vec<u8>| server.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
-            let Some(number) = self.all.iter().position(|socket| serves(socket.bound, transmit)) else {
-                return;
-            };
+            let number = self.ports.of(&transmit.remote);
+            let serving = || self.all.iter().position(|socket| serves(socket.bound, transmit));
+            let Some(number) = number.or_else(serving) else { return };
             let socket = &mut self.all[number].socket;
             socket.send(poller, FIRST_SOCKET_TOKEN + number as u64, transmit, data, source_address(transmit));
         });
@@ -82,7 +121,9 @@ impl Sockets {
     pub(super) fn transmit_last(&mut self, now: Instant, server: &mut Server) {
         let poll = |out: &mut Vec<u8>| server.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
-            if let Some(socket) = self.all.iter().find(|socket| serves(socket.bound, transmit)) {
+            let number = self.ports.of(&transmit.remote);
+            let serving = || self.all.iter().position(|socket| serves(socket.bound, transmit));
+            if let Some(socket) = number.or_else(serving).and_then(|number| self.all.get(number)) {
                 socket.socket.send_last(transmit, data, source_address(transmit));
             }
         });
@@ -107,6 +148,22 @@ fn serves(bound: SocketAddr, transmit: &Transmit) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_clients_are_remembered_in_bounds() {
+        let mut ports = SecondPorts::default();
+        let remote = |number: u32| SocketAddr::new(std::net::Ipv4Addr::from_bits(number).into(), 9);
+        for number in 0..100_000 {
+            ports.remember(remote(number), 1);
+            // One that sends all the time is never forgotten.
+            ports.remember(remote(0), 2);
+        }
+        assert_eq!(
+            (ports.of(&remote(0)), ports.of(&remote(99_999)), ports.of(&remote(7))),
+            (Some(2), Some(1), None)
+        );
+        assert!(ports.recent.len() + ports.before.len() <= 2 * MAX_REMEMBERED);
+    }
 
     #[test]
     fn an_answer_leaves_by_the_socket_of_the_address_that_was_asked() {
