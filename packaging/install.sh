@@ -206,7 +206,7 @@ uninstall() {
         if [ -z "$root" ]; then
             rm -rf /run/mpvpn /run/mpvpn-dns /run/mpvpn-resolv.conf
             ! have userdel || userdel mpvpn 2>/dev/null || :
-            for group in mpvpn mpvpn-admin; do ! have groupdel || groupdel $group 2>/dev/null || :; done
+            for group in mpvpn mpvpn-admin mpvpn-bypass mpvpn-tunnel; do ! have groupdel || groupdel $group 2>/dev/null || :; done
         fi
         say "mpvpn is removed, with its settings and users"
     else

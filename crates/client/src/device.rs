@@ -82,6 +82,17 @@ impl Devices {
         Ok(())
     }
 
+    /// Sets whether the devices have a carrier.
+    ///
+    /// # Errors
+    /// If the kernel does not know how.
+    pub(super) fn set_carrier(&self, has_carrier: bool) -> io::Result<()> {
+        if let Device::Tun(tun) = &self.main {
+            tun.set_carrier(has_carrier)?;
+        }
+        self.classes.iter().try_for_each(|queue| queue.tun.set_carrier(has_carrier))
+    }
+
     /// Reads packets of the main device, at most [`MAX_TUN_READS`]; the poller reports the rest again.
     ///
     /// # Errors

@@ -34,9 +34,21 @@ impl ClientKind {
     }
 
     /// The tunnel works, or not any more.
-    pub(super) fn set_up(&self, is_up: bool) {
-        if let Some(kill_switch) = self.kill_switch() {
-            kill_switch.set_up(is_up);
+    pub(super) fn set_up(&mut self, is_up: bool) {
+        if let Self::Machine(machine) = self {
+            machine.set_up(is_up);
+        }
+    }
+
+    /// Takes the rules for packets past the tunnel.
+    pub(super) fn set_bypass(&mut self, config: &ClientConfig) -> Result<(), RunError> {
+        if let Self::Machine(machine) = self { machine.set_bypass(config) } else { Ok(()) }
+    }
+
+    /// Takes the links that work, the best first; they are listed only if they are needed.
+    pub(super) fn set_working_links(&mut self, working: impl FnOnce() -> Vec<String>) {
+        if let Self::Machine(machine) = self {
+            machine.set_working_links(working);
         }
     }
 

@@ -17,6 +17,7 @@
 
 mod answers;
 mod auto_pipes;
+mod bypass;
 pub mod check;
 mod classes;
 mod connection_factory;

@@ -6,7 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use mpvpn_links::Links;
 use mpvpn_path::PathState;
+use mpvpn_tunnel::PathReport;
 
 /// An arrival this recent shows that a link works. Less than a second, so that a link that was cut is shown
 /// within a second; more than the time between packets of a path in use. Smaller: links whose paths are
@@ -28,6 +30,18 @@ pub(crate) fn deciding_path(paths: &[(PathState, Instant)], now: Instant) -> Opt
             && (*last_arrival + RECENT_ARRIVAL >= now || *last_arrival > paths[failed].1 + LATER_ARRIVAL)
     };
     if paths.iter().any(is_proof) { best } else { Some(failed) }
+}
+
+/// The names of the links on which a path works, the one with the shortest round trip first.
+pub(crate) fn working_links(paths: &[PathReport], links: &Links) -> Vec<String> {
+    let works = |path: &&PathReport| matches!(path.state, PathState::Active | PathState::Standby);
+    let mut working: Vec<(Duration, &str)> = paths
+        .iter()
+        .filter(works)
+        .filter_map(|path| Some((path.view.rtt, links.links.get(&path.link?.uplink())?.name.as_str())))
+        .collect();
+    working.sort_unstable();
+    working.into_iter().map(|(_, name)| name.to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The changes of a client to its machine: TUN devices, addresses, routes, rules and name servers.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     path::Path,
@@ -9,19 +10,20 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_config::{ClientConfig, Dns, Forward, ForwardHost, Routes, SteeringRule};
+use mpvpn_class::Rule;
+use mpvpn_config::{ClientConfig, Dns, Forward, ForwardHost, KernelMatch, RouteRule, Routes, SteeringRule};
 use mpvpn_error::RunError;
 use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
     dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
     firewall::{MarkBits, PacketMatch, PortForward, SiteNetwork, SiteRules},
-    netlink::Interface,
+    netlink::{Interface, MAIN_TABLE},
     tunnel_net::{
-        self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, ClientSite,
-        DeviceAddresses, InboundNet, ShareSource, share_tunnel,
+        self, BypassNet, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState,
+        ClientSite, DeviceAddresses, InboundNet, ShareSource, StaticRoute, share_tunnel,
     },
-    undo::{self, CLASS_MARKS, INSTANCE_NUMBERS},
+    undo::{self, CLASS_MARKS, INSTANCE_NUMBERS, Step},
 };
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
 use mpvpn_status::KillSwitchState;
@@ -30,9 +32,10 @@ use mpvpn_types::Domain;
 use tokio::runtime::Handle;
 
 use super::{
+    bypass::{self, Bypass},
     device::{ClassQueue, Device, Devices},
     kill_switch::ClientKillSwitch,
-    local_names::{LocalNames, NameSplit},
+    local_names::{BypassedNames, LocalNames, NameSplit},
 };
 
 /// How often at most the tunnel's routes are adapted to those of the machine. More often: a machine whose
@@ -51,7 +54,7 @@ const MAX_ADVERTISED_ROUTES: usize = 1024;
 pub(super) struct Machine {
     net: ClientNet,
     /// Connections that came in over links.
-    inbound: InboundNet,
+    pub(super) inbound: InboundNet,
     /// The classes' own TUN devices, and their names.
     classes: ClassNet,
     class_tuns: Vec<String>,
@@ -59,6 +62,8 @@ pub(super) struct Machine {
     /// The firewall mark of the tunnel's own packets.
     pub(super) mark: u32,
     is_shared: bool,
+    /// Packets past the tunnel.
+    pub(super) bypass: Bypass,
     /// The networks behind this machine.
     site: ClientSite,
     resolver: ResolverConfig,
@@ -74,7 +79,7 @@ pub(super) struct Machine {
     pub(super) runtime: Option<Handle>,
     /// `None` where it is off.
     pub(super) kill_switch: Option<ClientKillSwitch>,
-    undo: UndoJournal,
+    pub(super) undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
     /// The addresses of other interfaces.
     pub(super) addresses_in_use: AddressesInUse,
@@ -111,7 +116,9 @@ fn limited_routes(assignment: &Assignment) -> Option<String> {
 impl Machine {
     /// Opens the queues of the TUN devices, after undoing what a killed process left.
     pub(super) fn open(config: &ClientConfig) -> Result<(Self, Vec<Devices>), RunError> {
-        let mut undo = UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name)?;
+        let tuns = config.class_tuns().map(|(_, tun)| tun).chain([&*config.tun_name]).map(str::to_owned);
+        let kept = if config.tun_persist { tuns.collect() } else { Vec::new() };
+        let mut undo = UndoJournal::open_keeping(Path::new(undo::DEFAULT_FOLDER), &config.tun_name, kept)?;
         let number = undo.take_number(&INSTANCE_NUMBERS, None)?;
         // One shard suits most clients: their links are slower than one thread.
         let shards = config.shards.count(1);
@@ -119,6 +126,7 @@ impl Machine {
             let config = TunConfig {
                 name: Some(name.to_owned()),
                 queue_packets: Some(TUN_QUEUE_PACKETS),
+                stays: config.tun_persist,
                 ..TunConfig::default()
             };
             let queues = Tun::open_queues(config, shards)?;
@@ -141,6 +149,12 @@ impl Machine {
             };
             tuns.push(ClassTun { interface, number: class.id.0, mark });
         }
+        if config.tun_persist {
+            let devices = tuns.iter().map(|tun| &tun.interface).chain([&interface]);
+            let steps = devices.map(|interface| Step::Device { interface: interface.clone() });
+            let new = steps.filter(|step| !undo.steps().contains(step)).collect::<Vec<_>>();
+            undo.record_all(new)?;
+        }
         let tun_name = interface.name.clone();
         let class_tuns: Vec<String> = tuns.iter().map(|tun| tun.interface.name.clone()).collect();
         let keep_routes = config.keep_routes.clone();
@@ -148,17 +162,22 @@ impl Machine {
         let net_config = ClientNetConfig {
             keep_routes,
             class_tuns: class_tun_interfaces,
+            static_routes: config.static_routes.iter().flat_map(static_routes).collect(),
+            has_carrier_of_tunnel: config.tun_carrier,
             ..ClientNetConfig::new(interface, number)
         };
         let mark = net_config.mark();
         let all_tuns: Vec<String> = std::iter::once(&tun_name).chain(&class_tuns).cloned().collect();
+        let bypass = Bypass::new(BypassNet::new(net_config.clone(), all_tuns.clone())?);
         let mut inbound = InboundNet::new(net_config.clone())?;
         // First: nothing else may cut the connection over which the client was started.
         update_inbound(&mut inbound, &mut undo, all_tuns.iter().map(String::as_str));
         let kill_switch = ClientKillSwitch::arm(config, all_tuns, mark)?;
         let steering = config.class_steering.iter().map(steering).collect();
-        let classes = ClassNet::new(net_config.clone(), tuns, steering)?;
-        let net = ClientNet::new(net_config)?;
+        let mut classes = ClassNet::new(net_config.clone(), tuns, steering)?;
+        let mut net = ClientNet::new(net_config)?;
+        classes.adopt(&undo);
+        net.adopt(&undo);
         let mut machine = Self {
             net,
             inbound,
@@ -168,6 +187,7 @@ impl Machine {
             tun_name,
             mark,
             is_shared: false,
+            bypass,
             site: ClientSite::default(),
             applied_resolvers: None,
             dns_leak: None,
@@ -182,7 +202,13 @@ impl Machine {
             refreshed_at: None,
         };
         machine.find_addresses_in_use();
+        machine.set_bypass(config)?;
         Ok((machine, devices))
+    }
+
+    /// Sets the name servers again when it is configured next.
+    pub(super) fn forget_resolvers(&mut self) {
+        self.applied_resolvers = None;
     }
 
     /// The names of all TUN devices.
@@ -293,6 +319,7 @@ impl Machine {
         self.refreshed_at = Some(now);
         let tuns = std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str);
         update_inbound(&mut self.inbound, &mut self.undo, tuns);
+        self.update_bypass();
         let net = self.net.refresh(&mut self.undo);
         if let Err(error) = net.and_then(|()| self.classes.refresh(&mut self.undo)) {
             tracing::warn!(%error, "cannot adapt the tunnel's routes to those of the machine: they stay as they were");
@@ -324,15 +351,16 @@ impl Machine {
         }
         let (servers, domain) = self.applied_resolvers.insert(wanted).clone();
         let names = domain.as_ref().map_or_else(|| "names".to_owned(), |it| format!("names below {it}"));
+        let bypassed = if domain.is_none() { bypass::names(config) } else { Vec::new() };
         let split = match &domain {
             // It tells names apart itself.
             Some(_) if uses_systemd_resolved() => None,
             Some(domain) => Some(NameSplit::InTunnel(domain.as_ref().clone())),
-            None if config.dns_local.is_empty() => None,
+            None if config.dns_local.is_empty() && bypassed.is_empty() => None,
             None => Some(NameSplit::AtLinks(config.dns_local.clone())),
         };
         let must_split = matches!(split, Some(NameSplit::InTunnel(_)));
-        let local = self.find_local_names(split.filter(|_| !servers.is_empty()), &servers);
+        let local = self.find_local_names(split.filter(|_| !servers.is_empty()), &servers, bypassed);
         let asked = match local {
             Some(address) => vec![address],
             // The file could only send all names there.
@@ -353,7 +381,12 @@ impl Machine {
 
     /// Starts the resolver that tells names apart, if one is needed and not there. Returns its address if
     /// there is one.
-    fn find_local_names(&mut self, split: Option<NameSplit>, servers: &[IpAddr]) -> Option<IpAddr> {
+    fn find_local_names(
+        &mut self,
+        split: Option<NameSplit>,
+        servers: &[IpAddr],
+        bypassed: Vec<BypassedNames>,
+    ) -> Option<IpAddr> {
         if self.local_names.as_ref().map(LocalNames::split) != split.as_ref() {
             (self.local_names, self.local_names_fail) = (None, None);
         }
@@ -364,10 +397,13 @@ impl Machine {
                 NameSplit::AtLinks(domains) => domains.join(", "),
                 NameSplit::InTunnel(domain) => domain.to_string(),
             };
+            // Programs ask it by way of systemd-resolved, too, where names go past the tunnel.
+            let resolved_alone = uses_systemd_resolved() && bypassed.is_empty();
             // As they were before clients rewrote the file.
             let of_links = link_resolvers(Path::new(undo::DEFAULT_FOLDER));
             let failure = match &split {
-                NameSplit::AtLinks(_) if uses_systemd_resolved() => Some(format!(
+                NameSplit::AtLinks(domains) if domains.is_empty() => None,
+                NameSplit::AtLinks(_) if resolved_alone => Some(format!(
                     "names below {below} are not asked for at the local network, because systemd-resolved answers programs: \
                      `resolvectl domain LINK '~DOMAIN'` tells it to"
                 )),
@@ -383,22 +419,32 @@ impl Machine {
                 tracing::warn!("{failure}");
             }
             self.local_names_fail = failure;
-            if uses_systemd_resolved() || matches!(split, NameSplit::InTunnel(_)) && of_links.is_empty() {
+            if resolved_alone || matches!(split, NameSplit::InTunnel(_)) && of_links.is_empty() {
                 return None;
             }
             let of_links = if self.kill_switch.is_some() { Vec::new() } else { of_links };
-            match LocalNames::start(runtime, split, of_links) {
+            match LocalNames::start(runtime, split, of_links, self.bypass.addresses()) {
                 Ok(names) => self.local_names = Some(names),
                 Err(error) => {
+                    let names = match &*below {
+                        "" => "of [[bypass]] are not known".to_owned(),
+                        below => format!("below {below} fail"),
+                    };
+                    let next = match error.kind() {
+                        io::ErrorKind::PermissionDenied => {
+                            ": start the client again, it may not do that any more"
+                        }
+                        _ => "",
+                    };
                     let failure =
-                        format!("names below {below} fail: no resolver for them can be started: {error}");
+                        format!("names {names}: no resolver for them can be started: {error}{next}");
                     tracing::warn!("{failure}");
                     self.local_names_fail = Some(failure);
                 }
             }
         }
         let names = self.local_names.as_ref()?;
-        names.set_resolvers_in_tunnel(servers);
+        names.set_resolvers(servers, bypassed);
         Some(names.address())
     }
 
@@ -485,6 +531,12 @@ fn class_addresses(assignment: &Assignment, at: usize) -> DeviceAddresses {
     DeviceAddresses { addresses, own }
 }
 
+/// The routes of a table `[[route]]`.
+fn static_routes(rule: &RouteRule) -> impl Iterator<Item = StaticRoute> + '_ {
+    let (metric, table) = (rule.metric, rule.table.unwrap_or(MAIN_TABLE));
+    rule.to.iter().map(move |to| StaticRoute { to: *to, metric, table })
+}
+
 fn port_forward(forward: &Forward) -> Option<PortForward> {
     let ForwardHost::Address(to) = forward.to.host else { return None };
     Some(PortForward {
@@ -498,10 +550,16 @@ fn port_forward(forward: &Forward) -> Option<PortForward> {
 
 fn steering(rule: &SteeringRule) -> ClassSteering {
     let SteeringRule { rule, kernel_match, .. } = rule;
+    let packets = packet_match(rule, kernel_match);
+    ClassSteering { number: rule.class.0, packets, vlans: kernel_match.vlans.clone() }
+}
+
+/// The packets of a rule, as far as domains and VLANs are not concerned.
+pub(super) fn packet_match(rule: &Rule, kernel_match: &KernelMatch) -> PacketMatch {
     let ports =
         |ranges: &[RangeInclusive<u16>]| ranges.iter().map(|range| (*range.start(), *range.end())).collect();
     let marks = kernel_match.marks.iter().map(|mark| MarkBits { value: mark.value, mask: mark.mask });
-    let packets = PacketMatch {
+    PacketMatch {
         marks: marks.collect(),
         ingress: kernel_match.ingress.clone(),
         protocols: rule.protocols.clone(),
@@ -510,8 +568,8 @@ fn steering(rule: &SteeringRule) -> ClassSteering {
         from_ports: ports(&rule.from_ports),
         ports: ports(&rule.ports),
         dscp: rule.dscp.clone(),
-    };
-    ClassSteering { number: rule.class.0, packets, vlans: kernel_match.vlans.clone() }
+        ..PacketMatch::default()
+    }
 }
 
 #[cfg(test)]

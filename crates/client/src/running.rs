@@ -31,11 +31,13 @@ use mpvpn_threads::{
     slow_thread::{Message, SlowThread},
 };
 use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, EchoWatch, UdpFlowEvent};
+use mpvpn_types::target::LIVENESS;
 
 use super::{
     auto_pipes::LookupScope,
     data_plane::DataPlane,
     kind::ClientKind,
+    link_state,
     link_use::LinkUse,
     measured_flows::{self, MeasuredFlows},
     other_shard::{ClientMessage, FirstShard},
@@ -71,6 +73,8 @@ pub(crate) struct Running {
     /// Whether something of the server arrives, as last told.
     pub(super) is_reached: bool,
     pub(super) silence_log: SilenceLog,
+    /// Whether the TUN devices have a carrier, where that follows the tunnel, as last set.
+    pub(super) has_carrier: Option<bool>,
     /// The networks behind this machine, as last reported.
     pub(super) reported_networks: Vec<AnnouncedNetwork>,
     /// Dropped last, so that the last events of connections are written.
@@ -142,6 +146,7 @@ impl Running {
             }
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
             self.note_answers(iteration.now);
+            self.set_carrier();
             self.log_silence(iteration.now);
             self.update_link_use(iteration.now);
             self.expire_measurement(event_loop, iteration.now);
@@ -165,6 +170,22 @@ impl Running {
         self.events.report(if is_reached { Event::AnswersAgain {} } else { Event::NoAnswer {} });
         let verdict = self.status(now).verdict;
         self.service_manager.set_status(|| verdict);
+    }
+
+    /// Gives the TUN devices a carrier while the tunnel works, where the configuration says so.
+    fn set_carrier(&mut self) {
+        let works = self.session.is_up() && self.data_plane.connections.default_client().reaches_server();
+        if !self.config.tun_carrier || self.has_carrier == Some(works) {
+            return;
+        }
+        self.has_carrier = Some(works);
+        let set = self.data_plane.devices.as_ref().map_or(Ok(()), |devices| devices.set_carrier(works));
+        match set {
+            Ok(()) => {
+                tracing::debug!(target: LIVENESS, works, "the carrier of the TUN device follows the tunnel")
+            }
+            Err(error) => tracing::warn!(%error, "the carrier of the TUN device stays as it is"),
+        }
     }
 
     /// Logs the state now and then while nothing of the server arrives.
@@ -195,7 +216,7 @@ impl Running {
         now: Instant,
         remotes: Vec<SocketAddr>,
     ) -> Result<(), RunError> {
-        self.kind.set_servers(&remotes)?;
+        self.kind.set_servers(&self.config.servers(&remotes))?;
         self.shards.send(|| ClientMessage::ServerAddresses(remotes.clone()));
         let kind = &mut self.kind;
         self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))?;
@@ -297,8 +318,16 @@ impl Running {
     pub(crate) fn reload(&mut self, event_loop: &EventLoop, now: Instant) -> Result<ReloadReport, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
         measured_flows::remove_from(&mut self.config);
-        let site = self.config.site.clone();
+        let (site, bypass) = (self.config.site.clone(), self.config.bypass.clone());
         let mut reloaded = new.map(|new| self.config.apply_reload(new));
+        if self.config.bypass != bypass
+            && let Err(error) = self.kind.set_bypass(&self.config).and_then(|()| self.configure())
+        {
+            self.config.bypass = bypass;
+            let restored = self.kind.set_bypass(&self.config);
+            reloaded = Err(format!("[[bypass]] stays as it was: {error}"));
+            restored.unwrap_or_else(|error| tracing::warn!(%error, "[[bypass]] is not in force"));
+        }
         if self.config.site != site
             && let Err(error) = self.announce(now)
         {
@@ -313,6 +342,8 @@ impl Running {
         self.events.report(reload_event(&reloaded));
         let mut policies = self.data_plane.policies.clone();
         if reloaded.is_ok() && policies.configure(&self.config.links) {
+            let remotes = self.config.servers(self.data_plane.sockets.links.remotes());
+            self.kind.set_servers(&remotes).map_err(|error| error.to_string())?;
             self.set_policies(now, policies);
             self.update_quotas(now);
         }
@@ -354,11 +385,14 @@ impl Running {
         self.data_plane.set_policies(now, policies);
     }
 
-    /// Updates quotas and pipes that are due.
+    /// Updates quotas and pipes that are due, and the link for packets past the tunnel.
     fn update_link_use(&mut self, now: Instant) {
         if now < self.link_use.next_update() {
             return;
         }
+        let (home, links) =
+            (self.data_plane.connections.default_client_mut(), &self.data_plane.sockets.links);
+        self.kind.set_working_links(|| link_state::working_links(&home.report(now).paths, links));
         let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;
         let home = connections.default_client_mut();
         let resolvers =
@@ -470,6 +504,7 @@ impl Running {
                     self.report_connected(&assignment);
                     self.kind.set_up(true);
                     self.session.set_up(true);
+                    self.set_carrier();
                     self.attach(event_loop)?;
                     self.assign(assignment);
                     self.configure()?;

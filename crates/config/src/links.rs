@@ -1,6 +1,6 @@
 //! Settings of links: the tables `[[link]]` of a client's file, and `mpvpn link set` at run time.
 
-use std::fmt;
+use std::{fmt, net::SocketAddr};
 
 use mpvpn_masque::capsule::LinkPolicy;
 use mpvpn_types::{BitRate, ByteSize, Tier, Transport, Weight};
@@ -68,6 +68,10 @@ pub struct LinkConfig {
     /// the key `transport` of the file]
     #[serde(default, with = "One::<Transport>")]
     pub transport: Option<Transport>,
+    /// Address and port of the server for this link, where the server has several; the connection stays one
+    /// [default: the key `server` of the file]
+    #[serde(default, with = "One::<SocketAddr>")]
+    pub server: Option<SocketAddr>,
 }
 
 impl Default for LinkConfig {
@@ -85,6 +89,7 @@ impl Default for LinkConfig {
             pipes: None,
             dscp: 0,
             transport: None,
+            server: None,
         }
     }
 }

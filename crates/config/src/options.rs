@@ -13,6 +13,7 @@ use serde::Deserialize;
 use super::{
     acme::{AcmeTable, acme_table},
     announce::{self, SiteNetwork},
+    bypass::BypassTables,
     classes::ClassTables,
     dns::{DnsOption, ServerDnsOption},
     dns_names::DnsName,
@@ -21,6 +22,7 @@ use super::{
     lane::LaneRule,
     limits::LimitRule,
     links::{LinkConfig, link_tables},
+    route::RouteRule,
     shards::Shards,
     site::{self, Site},
     via::ViaOption,
@@ -467,6 +469,24 @@ pub struct ClientOptions {
     #[arg(skip)]
     pub forward: Vec<ForwardRule>,
 
+    /// Routes into the tunnel beside those of --routes: the tables `[[route]]`
+    #[arg(skip)]
+    pub route: Vec<RouteRule>,
+
+    /// Keep the TUN devices, their addresses and routes when the client ends, so that routes of others into
+    /// them outlast a restart; `mpvpn reset` removes them
+    #[arg(long)]
+    pub tun_persist: bool,
+
+    /// Take the carrier off the TUN device while the tunnel does not work, so that packets take the next
+    /// route and other programs see it
+    #[arg(long)]
+    pub tun_carrier: bool,
+
+    /// Packets that leave past the tunnel, over a link: the tables `[[bypass]]`
+    #[arg(skip)]
+    pub bypass: BypassTables,
+
     /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable. Use 127.0.0.1 unless
     /// other machines may use it, too: it asks for no password
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
@@ -555,7 +575,8 @@ impl ConfigFile for ServerOptions {}
 
 impl ConfigFile for ClientOptions {
     fn set_source(&mut self, source: SourceText) {
-        self.class.set_source(source);
+        self.class.set_source(source.clone());
+        self.bypass.set_source(source);
     }
 }
 
@@ -618,7 +639,8 @@ impl ClientOptions {
             server path link class pipes transport ca pin cert key insecure token token_file tun_name
             scheduler cc via
             lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan
-            share announce accept_from masquerade forward socks5 http state_dir shards name
+            share announce accept_from masquerade forward
+            route tun_persist tun_carrier bypass socks5 http state_dir shards name
             api_socket metrics dashboard
             dashboard_cert dashboard_key qlog confine reload log_level
         }

@@ -5,7 +5,7 @@
 use std::{net::SocketAddr, path::Path};
 
 use super::{ClientOptions, Shards};
-use crate::{defaults::first_repeated, resolve::ClientConfig};
+use crate::{bypass::BypassTables, defaults::first_repeated, resolve::ClientConfig};
 use mpvpn_input::{Error, Result, dirs, role::Role};
 use mpvpn_types::FlowMode;
 
@@ -85,6 +85,10 @@ impl ClientConfig {
             accept_from: Vec::new(),
             masquerade: false,
             forward: Vec::new(),
+            bypass: BypassTables::default(),
+            route: Vec::new(),
+            tun_persist: false,
+            tun_carrier: false,
             shards: None,
             name: Some(name),
             api_socket: Some(api_socket),
@@ -129,6 +133,10 @@ pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
         (!options.accept_from.is_empty(), "accept-from"),
         (options.masquerade, "masquerade"),
         (!options.forward.is_empty(), "forward"),
+        (!options.bypass.is_empty(), "bypass"),
+        (!options.route.is_empty(), "route"),
+        (options.tun_persist, "tun-persist"),
+        (options.tun_carrier, "tun-carrier"),
         (options.shards.is_some(), "shards"),
     ];
     given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)

@@ -145,6 +145,7 @@ impl ClientConfig {
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
             lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes",
             dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan",
+            static_routes: "route", tun_persist: "tun-persist", tun_carrier: "tun-carrier",
             share: "share", proxies: "socks5 or http", shards: "shards",
             name: "name", api_socket: "api-socket", metrics: "metrics",
             dashboard: "dashboard, dashboard-cert or dashboard-key", qlog: "qlog", confine: "confine",
@@ -158,6 +159,10 @@ impl ClientConfig {
         if self.site != new.site {
             self.site = new.site;
             applied.push("announce, accept-from, masquerade and forward".to_owned());
+        }
+        if self.bypass != new.bypass {
+            self.bypass = new.bypass;
+            applied.push("bypass".to_owned());
         }
         let class_reload = self.reload_classes(new.classes, new.class_rules, new.class_steering);
         if class_reload == ClassReload::NeedsRestart {

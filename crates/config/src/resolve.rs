@@ -28,6 +28,7 @@ use mpvpn_input::{Error, Result, files};
 use crate::{
     acme::Acme,
     announce::SiteConfig,
+    bypass::BypassRule,
     classes::{ClassConfig, ClassContext, MatchRule, SteeringRule},
     dashboard::ClientDashboard,
     defaults::*,
@@ -40,6 +41,7 @@ use crate::{
     links::LinkConfig,
     options::{ClientOptions, ServerOptions},
     proxy::Proxies,
+    route::RouteRule,
     service::{self, Rights, ServerMode},
     shards::Shards,
     site::Site,
@@ -191,6 +193,14 @@ pub struct ClientConfig {
     pub share: Vec<String>,
     /// The networks behind this machine that are announced.
     pub site: SiteConfig,
+    /// Routes into the tunnel beside those of `routes`.
+    pub static_routes: Vec<RouteRule>,
+    /// Whether the TUN devices stay when the client ends.
+    pub tun_persist: bool,
+    /// Whether the TUN device has a carrier only while the tunnel works.
+    pub tun_carrier: bool,
+    /// Packets that leave past the tunnel, in the order of evaluation.
+    pub bypass: Vec<BypassRule>,
     /// Addresses at which the client is a proxy for apps. If there are any, it has no TUN device.
     pub proxies: Proxies,
     /// Threads that carry packets, each with a connection of its own.
@@ -406,6 +416,9 @@ impl ClientConfig {
         let links = links(options.link, options.pipes, options.transport);
         let context = ClassContext { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
         let classes = options.class.resolve(&context)?;
+        let class_tuns = classes.list.iter().filter_map(|class| class.tun.as_deref());
+        let tuns: Vec<&str> = class_tuns.chain([&*tun_name]).collect();
+        let bypass = options.bypass.resolve(&tuns, &paths)?;
         Ok(Self {
             server,
             trust,
@@ -434,6 +447,10 @@ impl ClientConfig {
             kill_switch,
             share: share.iter().map(ToString::to_string).collect(),
             site,
+            static_routes: options.route,
+            tun_persist: options.tun_persist,
+            tun_carrier: options.tun_carrier,
+            bypass,
             shards,
             api_socket: options.api_socket.unwrap_or_else(|| default_socket(Role::Client, &name)),
             tun_name,
@@ -462,6 +479,12 @@ impl ClientConfig {
     /// The class with this number.
     pub fn class(&self, id: ClassId) -> Option<&ClassConfig> {
         self.classes.iter().find(|class| class.id == id)
+    }
+
+    /// The addresses of the server: those that were found for its name, and those of `[[link]]`.
+    pub fn servers(&self, found: &[SocketAddr]) -> Vec<SocketAddr> {
+        let of_links = self.links.iter().filter_map(|link| link.server);
+        found.iter().copied().chain(of_links).collect()
     }
 
     /// The name of the class with this number; empty if there is none.

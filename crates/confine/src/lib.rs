@@ -39,11 +39,13 @@ pub fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), RunError
     let own = config.cert.iter().flat_map(|files| [files.cert.as_path(), &files.key]);
     let read_again: Vec<_> = file.into_iter().chain(ca).chain(own).collect();
     // A server may have names of its own, which a tunnel that does not take all packets takes.
+    let past_tunnel = config.bypass.iter().any(|rule| !rule.rule.domains.is_empty());
     let may_split_names = config.routes != Routes::All && config.dns == Dns::Suggested;
     let needs = Needs {
         network: config.proxies.is_empty(),
         // The resolver that tells names apart listens on port 53.
-        low_ports: config.proxies.is_empty() && (may_split_names || !config.dns_local.is_empty()),
+        low_ports: config.proxies.is_empty()
+            && (may_split_names || !config.dns_local.is_empty() || past_tunnel),
         ..Needs::default()
     };
     let folders = Folders {

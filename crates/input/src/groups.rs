@@ -9,7 +9,12 @@ pub const READERS: &str = "mpvpn";
 /// The group whose members may change them as well, and read their configuration files, which have tokens.
 pub const ADMINISTRATORS: &str = "mpvpn-admin";
 
-/// Both groups.
+/// The group whose programs leave past the tunnel (`mpvpn exec --bypass`).
+pub const BYPASS: &str = "mpvpn-bypass";
+/// The group whose programs use the tunnel, whatever the rules say (`mpvpn exec --tunnel`).
+pub const TUNNEL: &str = "mpvpn-tunnel";
+
+/// The groups of readers and administrators.
 pub const ALL: [&str; 2] = [READERS, ADMINISTRATORS];
 /// The remedies of [`Error::Denied`](crate::Error::Denied) for requests of readers, and of administrators.
 pub const JOIN_READERS: &str = " or join the group mpvpn (sudo usermod -aG mpvpn NAME, then log in again)";

@@ -345,13 +345,15 @@ impl Links {
         let info = snapshot.info(&link.name);
         let own = info.map(|info| snapshot.addresses(info)).unwrap_or_default();
         let reached = |remote: &&SocketAddr| info.is_some_and(|info| snapshot.reaches(info, &own, **remote));
-        let remote = self.remotes.iter().find(reached).copied();
+        let own_server = policies.of(&link.name).server;
+        let remotes = own_server.as_ref().map_or(&self.remotes[..], std::slice::from_ref);
+        let remote = remotes.iter().find(reached).copied();
         link.has_carrier = info.is_some_and(|info| info.up && info.carrier) && !own.is_empty();
         let reason = match (info, remote) {
             (None, _) => "no such interface",
             (Some(info), _) if !info.up => "switched off",
             (Some(info), _) if !info.carrier => "no carrier",
-            _ if self.remotes.is_empty() => "the server's address is not known yet",
+            _ if remotes.is_empty() => "the server's address is not known yet",
             (_, None) => "no address",
             _ => "",
         };

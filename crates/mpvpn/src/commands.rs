@@ -13,6 +13,7 @@ mod config;
 mod dashboard;
 mod dns_service;
 pub(crate) mod events;
+mod exec;
 mod helper;
 mod join;
 mod kill_switch;
@@ -23,6 +24,7 @@ mod measure;
 mod ping;
 mod proxy;
 mod reset;
+mod route;
 pub(crate) mod server;
 mod setup;
 mod status;
@@ -43,8 +45,9 @@ macro_rules! entries {
 pub(crate) const ALL: &[Entry] = entries! {
     server::Server client::Client join::Join setup::Setup proxy::Proxy user::User status::Status
     top::Top dashboard::Dashboard events::Events ping::Ping measure::Measure check::Check
-    bugreport::Bugreport link::Link class::Class config::Config kill_switch::KillSwitch backup::Backup
-    backup::Restore reset::Reset completions::Completions man::Man dns_service::DnsService
+    bugreport::Bugreport link::Link class::Class route::Route exec::Exec config::Config
+    kill_switch::KillSwitch backup::Backup backup::Restore reset::Reset completions::Completions
+    man::Man dns_service::DnsService
     helper::Helper lab::Lab
 };
 

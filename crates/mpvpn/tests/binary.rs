@@ -117,33 +117,47 @@ fn packets_are_told_their_class_and_the_rule_that_says_so() {
     let path = home.path().join("client.toml");
     std::fs::write(
         &path,
-        "[[class]]\nname = 'cams'\n\n[[class.match]]\nto = '198.51.100.0/24'\nports = 554\n",
+        "[[class]]\nname = 'cams'\n\n[[class.match]]\nto = '198.51.100.0/24'\nports = 554\n\n\
+         [[bypass]]\ndomain = 'tv.example'\nlink = 'eth2'\n[[bypass]]\nuid = 1000\nalways = true\n",
     )
     .unwrap();
     let file = path.to_str().unwrap();
     let packet = "tcp 10.0.0.5:4000 -> 198.51.100.9:554";
-    let output = mpvpn(&["class", "test", "--config", file, packet]);
+    let output = mpvpn(&["route", "test", "--config", file, packet]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
-    assert_eq!(stdout(&output), format!("cams, by rule 1: {file}, line 4\n"));
-    let output = mpvpn(&["class", "test", "--config", file, "udp [::1]:5 -> [::2]:6 dscp ef"]);
-    assert_eq!(stdout(&output), "critical, by rule 3: built-in `real-time`\n");
-    let output =
-        mpvpn(&["class", "test", "--json", "--config", file, "tcp 10.0.0.5:4000 -> 203.0.113.9:443"]);
     assert_eq!(
         stdout(&output),
-        "{\"packet\":\"tcp 10.0.0.5:4000 -> 203.0.113.9:443\",\"class\":\"default\",\"rule\":null,\
+        format!("in the tunnel, TCP as auto: class cams, by rule 1: {file}, line 4\n")
+    );
+    let output = mpvpn(&["route", "test", "--config", file, "udp [::1]:5 -> [::2]:6 dscp ef"]);
+    assert_eq!(stdout(&output), "in the tunnel: class critical, by rule 3: built-in `real-time`\n");
+    let output =
+        mpvpn(&["route", "test", "--json", "--config", file, "tcp 10.0.0.5:4000 -> 203.0.113.9:443"]);
+    assert_eq!(
+        stdout(&output),
+        "{\"lane\":\"auto\",\"packet\":\"tcp 10.0.0.5:4000 -> 203.0.113.9:443\",\"class\":\"default\",\"rule\":null,\
          \"file\":null,\"line\":null,\"built_in\":null}\n"
+    );
+    let past = |packet: &str| stdout(&mpvpn(&["route", "test", "--config", file, packet]));
+    let by = |line| format!("by the [[bypass]] of {file}, line {line}");
+    assert_eq!(
+        past("tcp 10.0.7.5 -> live.tv.example:443"),
+        format!("past the tunnel over eth2, {}\n", by(8))
+    );
+    assert_eq!(
+        past("icmp 10.0.0.5 -> 9.9.9.9 uid 1000"),
+        format!("past the tunnel over the best link, {}, also while the kill switch blocks\n", by(11))
     );
     let output = mpvpn(&["class", "list", "--config", file]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).lines().any(|line| line.starts_with("cams ")), "{}", stdout(&output));
     // Without quotes the shell takes the rest for the name of a file.
-    let output = mpvpn(&["class", "test", "--config", file, "tcp", "10.0.0.5:4000", "-"]);
+    let output = mpvpn(&["route", "test", "--config", file, "tcp", "10.0.0.5:4000", "-"]);
     assert_eq!(code(&output), 2);
     assert_eq!(
         stderr(&output),
         "mpvpn: cannot test the packet: `tcp 10.0.0.5:4000 -` is not a packet: expected a protocol and two ends in \
-         quotes, as in \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\"\n  next: see `mpvpn class test --help`\n"
+         quotes, as in \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\"\n  next: see `mpvpn route test --help`\n"
     );
     std::fs::write(&path, "[[class]]\nname = 'a'\nmin = '60%'\nmax = '50%'\n").unwrap();
     let output = mpvpn(&["class", "list", "--config", file]);

@@ -21,19 +21,39 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_http::limiter::Limiter;
+use mpvpn_os::{TcpOptions, TcpSocket, UdpOptions};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, join},
     net::{TcpListener, TcpStream, UdpSocket},
     time::timeout,
 };
 
-pub use marked::marked_resolver;
+pub use marked::{addresses, marked_resolver};
 pub(crate) use reverse::name_in_tunnel;
 pub use zone::{Zone, part_below};
 
-/// Says which resolvers are to be asked now for a name, the best first. The name is in lower case, without a
-/// dot at its end.
-pub type Upstreams = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
+/// Says how a name is looked up now. The name is in lower case, without a dot at its end.
+pub type Upstreams = Arc<dyn Fn(&str) -> Lookup + Send + Sync>;
+
+/// How a name is looked up.
+#[derive(Default)]
+pub struct Lookup {
+    /// The resolvers to ask, the best first.
+    pub resolvers: Vec<SocketAddr>,
+    /// The firewall mark of the packets to them.
+    pub mark: Option<u32>,
+    /// Takes the response before the host gets it.
+    pub before_answer: Option<BeforeAnswer>,
+}
+
+/// Takes a response, and says whether the host may have it. It may wait.
+pub type BeforeAnswer = Box<dyn FnOnce(&[u8]) -> bool + Send>;
+
+impl From<Vec<SocketAddr>> for Lookup {
+    fn from(resolvers: Vec<SocketAddr>) -> Self {
+        Self { resolvers, ..Self::default() }
+    }
+}
 
 /// The user to whom a host belongs, so that nobody has more of the resolver by having more addresses.
 pub type UserOfHost = Arc<dyn Fn(IpAddr) -> String + Send + Sync>;
@@ -167,9 +187,11 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Shared) {
         let (query, socket, upstreams) = (query.to_vec(), Arc::clone(&socket), Arc::clone(&shared.upstreams));
         // A user that asks more than its share is not answered, and asks again later.
         shared.queries.spawn((shared.user_of)(from.ip()), async move {
-            let resolvers = upstreams(&name);
+            let lookup = upstreams(&name);
+            let path = PathOut { mark: lookup.mark, device: None };
+            let exchange = |resolver| exchange_by_udp(resolver, &query, path);
             let response =
-                first_response(&resolvers, |resolver| exchange_by_udp(resolver, &query, None)).await;
+                checked(first_response(&lookup.resolvers, exchange).await, lookup.before_answer).await;
             let response = response.or_else(|| message::server_failure(&query));
             if let Some(response) = response {
                 let _ = socket.send_to(&response, from).await;
@@ -205,7 +227,7 @@ async fn serve_connection<F: Future<Output = io::Result<Vec<u8>>>>(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     own_answer: impl Fn(&[u8]) -> Option<Vec<u8>>,
     upstreams: &Upstreams,
-    exchange: impl Fn(SocketAddr, Arc<[u8]>) -> F,
+    exchange: impl Fn(SocketAddr, Option<u32>, Arc<[u8]>) -> F,
 ) -> io::Result<()> {
     loop {
         let query: Arc<[u8]> = timeout(IDLE_TIMEOUT, read_message(&mut stream)).await??.into();
@@ -213,7 +235,9 @@ async fn serve_connection<F: Future<Output = io::Result<Vec<u8>>>>(
         let response = match own_answer(&query) {
             Some(response) => Some(response),
             None => {
-                first_response(&upstreams(&name), |resolver| exchange(resolver, Arc::clone(&query))).await
+                let Lookup { resolvers, mark, before_answer } = upstreams(&name);
+                let exchange = |resolver| exchange(resolver, mark, Arc::clone(&query));
+                checked(first_response(&resolvers, exchange).await, before_answer).await
             }
         };
         let Some(response) = response.or_else(|| message::server_failure(&query)) else { return Ok(()) };
@@ -224,10 +248,10 @@ async fn serve_connection<F: Future<Output = io::Result<Vec<u8>>>>(
 /// The answers on a connection with these bytes; the resolver that is asked sends `answer` each time.
 pub(crate) async fn answer_bytes(sent: &[u8], answer: &[u8]) -> Vec<u8> {
     let resolver: SocketAddr = (Ipv4Addr::LOCALHOST, PORT).into();
-    let upstreams: Upstreams = Arc::new(move |_| vec![resolver]);
+    let upstreams: Upstreams = Arc::new(move |_| vec![resolver].into());
     let mut got = Vec::new();
     let exchange =
-        |_, query: Arc<[u8]>| async move { exchange_on(&mut join(answer, Vec::new()), &query).await };
+        |_, _, query: Arc<[u8]>| async move { exchange_on(&mut join(answer, Vec::new()), &query).await };
     // It ends with an error where the bytes do.
     let _ = serve_connection(join(sent, &mut got), |_| None, &upstreams, exchange).await;
     got
@@ -248,11 +272,31 @@ async fn first_response<F: Future<Output = io::Result<Vec<u8>>>>(
     None
 }
 
-/// Asks a resolver, through this network device if one is given.
-async fn exchange_by_udp(resolver: SocketAddr, query: &[u8], device: Option<&str>) -> io::Result<Vec<u8>> {
+/// The response, if the host may have it.
+async fn checked(response: Option<Vec<u8>>, before_answer: Option<BeforeAnswer>) -> Option<Vec<u8>> {
+    let response = response?;
+    let Some(check) = before_answer else { return Some(response) };
+    // It may wait.
+    let checked = tokio::task::spawn_blocking(move || check(&response).then_some(response));
+    checked.await.ok().flatten()
+}
+
+/// Where packets to a resolver leave.
+#[derive(Clone, Copy, Default)]
+struct PathOut<'a> {
+    /// Their firewall mark.
+    mark: Option<u32>,
+    /// The network device.
+    device: Option<&'a str>,
+}
+
+async fn exchange_by_udp(resolver: SocketAddr, query: &[u8], path: PathOut<'_>) -> io::Result<Vec<u8>> {
     let any = if resolver.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
-    if let Some(device) = device {
+    let options = UdpOptions { mark: path.mark, ..UdpOptions::new(SocketAddr::new(any, 0)) };
+    let socket = mpvpn_os::UdpSocket::bind(&options).map_err(io::Error::other)?.into_blocking()?;
+    socket.set_nonblocking(true)?;
+    let socket = UdpSocket::from_std(socket)?;
+    if let Some(device) = path.device {
         socket.bind_device(Some(device.as_bytes()))?;
     }
     socket.connect(resolver).await?;
@@ -268,8 +312,18 @@ async fn exchange_by_udp(resolver: SocketAddr, query: &[u8], device: Option<&str
     }
 }
 
-async fn exchange_by_tcp(resolver: SocketAddr, query: Arc<[u8]>) -> io::Result<Vec<u8>> {
-    exchange_on(&mut TcpStream::connect(resolver).await?, &query).await
+async fn exchange_by_tcp(resolver: SocketAddr, mark: Option<u32>, query: Arc<[u8]>) -> io::Result<Vec<u8>> {
+    let mut stream = match mark {
+        None => TcpStream::connect(resolver).await?,
+        Some(_) => {
+            let options = TcpOptions { mark, ..TcpOptions::default() };
+            let connect = move || TcpSocket::connect_within(resolver, &options, UPSTREAM_TIMEOUT);
+            let stream = tokio::task::spawn_blocking(connect).await??;
+            stream.set_nonblocking(true)?;
+            TcpStream::from_std(stream)?
+        }
+    };
+    exchange_on(&mut stream, &query).await
 }
 
 /// Asks the resolver at the other end of a connection.

@@ -6,6 +6,7 @@
 //! nftables no table can overrule the drop of another: such a machine needs a rule of its own that accepts
 //! forwarding from and to the TUN device.
 
+mod bypass;
 mod client_filter;
 mod forward;
 mod inbound;
@@ -15,6 +16,7 @@ mod site;
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
+pub(crate) use bypass::{BypassLink, BypassMatch, BypassTable, Destination};
 pub use client_filter::{ClientFilter, FilterRule, Profile, SessionProfiles};
 pub use forward::{PortForward, set_forwards};
 use ipnet::IpNet;
@@ -131,6 +133,11 @@ pub(crate) enum Change {
     InboundConnections(String, Vec<(u8, Connection)>),
     /// Replaces the table of the kill switch; without exceptions removes it.
     KillSwitch(Vec<Exceptions>),
+    /// Replaces the table for packets that leave past the tunnel.
+    Bypass(Box<BypassTable>),
+    /// Adds destinations of its rules to that table, which has this name: the number of the rule, the
+    /// address, and for how many seconds.
+    BypassDestinations(String, Vec<Destination>),
     /// Removes this table.
     Remove(String),
 }
@@ -148,10 +155,12 @@ impl Change {
             Self::Rules(rules) => table_name(&rules.name),
             Self::Clients(filter, ..) => filter.table(),
             Self::Forwards(tun, _) => forward::table(tun),
+            Self::Bypass(table) => table.name(),
             Self::Sessions(table, ..)
             | Self::Sites(table, _)
             | Self::Inbound(table, _)
             | Self::InboundConnections(table, _)
+            | Self::BypassDestinations(table, _)
             | Self::Remove(table) => table.clone(),
             Self::KillSwitch(_) => kill_switch::TABLE.to_owned(),
         }
@@ -167,6 +176,8 @@ impl Change {
             Self::Forwards(tun, forwards) => forward::script(tun, forwards),
             Self::Inbound(table, links) => inbound::script(table, links),
             Self::InboundConnections(table, connections) => inbound::elements(table, connections),
+            Self::Bypass(table) => table.script(),
+            Self::BypassDestinations(table, list) => bypass::destinations(table, list),
             Self::KillSwitch(exceptions) => kill_switch::script(exceptions),
             Self::Remove(table) => script::removal(table),
         }
@@ -190,8 +201,12 @@ impl Change {
     }
 
     fn most_marks(&self) -> usize {
-        let Self::Rules(rules) = self else { return 1 };
-        rules.mark_rules.iter().map(|rule| rule.packets.marks.len()).max().unwrap_or(1)
+        let packets: Vec<&PacketMatch> = match self {
+            Self::Rules(rules) => rules.mark_rules.iter().map(|rule| &rule.packets).collect(),
+            Self::Bypass(table) => table.rules.iter().map(|rule| &rule.packets).collect(),
+            _ => Vec::new(),
+        };
+        packets.iter().map(|packets| packets.marks.len()).max().unwrap_or(1).max(1)
     }
 
     /// Makes the change in this process.

@@ -164,9 +164,15 @@ pub fn serve(readable: &[PathBuf], network: bool) -> Result<(), OsError> {
         writable: changed.iter().map(PathBuf::from).collect(),
         ..Needs::default()
     })?;
+    let mut bypass = None;
     while let Some(task) = receive(&mut stream).map_err(failed)? {
         match task {
-            Task::Firewall(change) => send(&mut stream, &change.carry_out()),
+            Task::Firewall(change) => {
+                if let firewall::Change::Bypass(table) = &change {
+                    bypass = Some(firewall::Change::Remove(table.name()));
+                }
+                send(&mut stream, &change.carry_out())
+            }
             Task::ShowTable(table) => send(&mut stream, &firewall::show(&table)),
             Task::NameServers(request) => send(&mut stream, &dns::carry_out(&request)),
             Task::Read(path) => {
@@ -175,6 +181,8 @@ pub fn serve(readable: &[PathBuf], network: bool) -> Result<(), OsError> {
         }
         .map_err(failed)?;
     }
+    // A process that was killed lets nothing past its tunnel any more: its kill switch blocks.
+    bypass.map(|table| table.carry_out());
     Ok(())
 }
 

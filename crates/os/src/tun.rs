@@ -3,8 +3,8 @@
 //! In: packets for the network stack of this machine. Out: packets that it sends, up to 64 KiB each, because
 //! the kernel leaves segmentation and checksums to the reader (`IFF_VNET_HDR`, `TUNSETOFFLOAD`; header
 //! layout: virtio 1.2, 5.1.6, the 10-byte form). Always holds: the descriptor is nonblocking, packets have no
-//! packet information header (`IFF_NO_PI`), and the device disappears with its last descriptor, and its
-//! addresses and routes with it.
+//! packet information header (`IFF_NO_PI`), and the device disappears with its last descriptor, unless it
+//! stays ([`TunConfig::stays`]), and its addresses and routes with it.
 
 use std::{
     fs,
@@ -58,6 +58,8 @@ pub struct TunConfig {
     pub queue_packets: Option<u32>,
     /// Whether the device has one queue or several.
     pub queues: Queues,
+    /// Whether the device stays when the last descriptor is closed.
+    pub stays: bool,
     /// Whether the kernel is asked for no offloads: packets of at most the MTU, with complete checksums.
     pub without_offloads: bool,
 }
@@ -123,6 +125,11 @@ impl Tun {
         let offload =
             set_offload(&fd, wanted).map_err(|e| OsError::kernel("set the offloads of", &name, e))?;
 
+        if config.stays {
+            // SAFETY: TUNSETPERSIST takes its argument by value.
+            let code = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETPERSIST as _, 1 as libc::c_ulong) };
+            check(code).map_err(|e| OsError::kernel("keep", &name, e))?;
+        }
         let mut netlink = Netlink::open()?;
         let index = netlink.index_of(&name)?;
         if let Some(mtu) = config.mtu {
@@ -172,6 +179,16 @@ impl Tun {
             return Err(OsError::kernel("set a queue of", &self.name, io::Error::last_os_error()));
         }
         Ok(())
+    }
+
+    /// Sets whether the device has a carrier (TUNSETCARRIER).
+    ///
+    /// # Errors
+    /// If the kernel is older than 4.20.
+    pub fn set_carrier(&self, has_carrier: bool) -> io::Result<()> {
+        let on = libc::c_int::from(has_carrier);
+        // SAFETY: TUNSETCARRIER reads one int, which outlives the call.
+        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETCARRIER as _, &raw const on) })
     }
 
     /// The device's name at the time it was opened.
@@ -301,6 +318,10 @@ fn set_header_size(fd: &OwnedFd) -> io::Result<()> {
     let size = VNET_HEADER_LEN as libc::c_int;
     // SAFETY: TUNSETVNETHDRSZ reads one int, which outlives the call.
     let code = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ as _, &raw const size) };
+    check(code)
+}
+
+fn check(code: libc::c_int) -> io::Result<()> {
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

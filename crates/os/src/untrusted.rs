@@ -87,6 +87,7 @@ fn undo_step(step: &Step) -> UndoAction {
         UndoAction::Kernel(netlink::encode(&mut NetlinkMessage::new(NetlinkHeader::default(), payload)))
     };
     match step {
+        Step::Device { interface } => kernel(netlink::link::removal(interface.index)),
         Step::Address { interface, address } => {
             kernel(Message::DelAddress(netlink::address::message(interface.index, *address)))
         }

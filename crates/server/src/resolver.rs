@@ -50,7 +50,7 @@ fn listen(
     let resolvers = move |_: &str| {
         // A client on this machine may have made this server the resolver of its machine.
         let others = system_resolvers().into_iter().filter(|ip| !own_addresses.contains(ip));
-        others.map(|ip| SocketAddr::new(ip, PORT)).collect()
+        others.map(|ip| SocketAddr::new(ip, PORT)).collect::<Vec<_>>().into()
     };
     let registry = registry.clone();
     let user_of = move |host| registry.user_of(host).unwrap_or_default();

@@ -22,3 +22,5 @@ pub const PIPES: &str = "mpvpn::pipes";
 pub const TRANSPORT: &str = "mpvpn::transport";
 /// Which class a flow belongs to, and which connection carries it.
 pub const CLASSES: &str = "mpvpn::classes";
+/// Which packets leave past the tunnel, and by which link.
+pub const BYPASS: &str = "mpvpn::bypass";

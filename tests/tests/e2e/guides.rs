@@ -34,7 +34,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 23] = [
+const PAGES: [&str; 25] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -58,6 +58,8 @@ const PAGES: [&str; 23] = [
     "docs/guide/server-site.md",
     "docs/guide/server-without-root.md",
     "docs/guide/networks-behind-clients.md",
+    "docs/guide/many-tunnels.md",
+    "docs/guide/past-the-tunnel.md",
 ];
 
 #[test]
@@ -103,6 +105,8 @@ pages! {
     a_server_that_strangers_see 20
     a_server_without_root 21
     networks_behind_clients 22
+    many_tunnels 23
+    past_the_tunnel 24
 }
 
 fn play(path: &str) {

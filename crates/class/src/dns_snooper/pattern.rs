@@ -13,6 +13,11 @@ pub struct DomainPattern {
 }
 
 impl DomainPattern {
+    /// Whether the pattern matches this name, which has no dot at its end.
+    pub fn matches(&self, name: &str) -> bool {
+        self.matches_labels(&name.split('.').collect::<Vec<_>>())
+    }
+
     /// Whether the pattern matches the name with these labels.
     pub(super) fn matches_labels<L: AsRef<[u8]>>(&self, labels: &[L]) -> bool {
         let mut rest = labels.iter().rev();

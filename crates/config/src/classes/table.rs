@@ -304,7 +304,7 @@ impl Text for Copies {
 }
 
 /// [`DomainPattern`].
-struct Domain(DomainPattern);
+pub(crate) struct Domain(pub(crate) DomainPattern);
 
 impl Text for Domain {
     const EXPECTED: &'static str = "a domain in quotes, as in \"example.com\" or \"*.example.com\"";

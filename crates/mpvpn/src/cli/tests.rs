@@ -96,7 +96,7 @@ fn what_does_not_work_yet_says_so() {
     assert!(text.contains("is not a command"), "{text}");
     assert!(
         text.contains(
-            "available are: server, client, join, setup, proxy, user, status, top, dashboard, events, ping, measure, check, bugreport, link, class, config, kill-switch, backup, restore, reset, completions, lab"
+            "available are: server, client, join, setup, proxy, user, status, top, dashboard, events, ping, measure, check, bugreport, link, class, route, exec, config, kill-switch, backup, restore, reset, completions, lab"
         ),
         "{text}"
     );
@@ -156,11 +156,13 @@ fn every_option_is_a_key() {
         let tables = [
             "access",
             "acme",
+            "bypass",
             "certificate",
             "class",
             "dns-name",
             "forward",
             "lane-rule",
+            "route",
             "limit",
             "link",
             "site",

@@ -10,7 +10,9 @@ use std::{
 
 use mpvpn_identity::random;
 use mpvpn_os::{UdpOptions, UdpSocket};
-use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, TYPE, rdata::RData};
+use simple_dns::{
+    CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, ResourceRecord, TYPE, rdata::RData,
+};
 
 use super::{PORT, message};
 use crate::lookup::Resolve;
@@ -77,7 +79,7 @@ fn resolve(name: &str, resolver: SocketAddr, mark: u32) -> io::Result<Vec<IpAddr
         };
         let response = &buffer[..length];
         if let Some(at) = queries.iter().position(|query| message::answers(response, query)) {
-            responses[at] = Some(addresses(response));
+            responses[at] = Some(addresses(response).into_iter().map(|(ip, _)| ip).collect());
         }
     }
     if responses.iter().all(Option::is_none) {
@@ -96,15 +98,17 @@ pub(super) fn query(name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
     packet.build_bytes_vec().map_err(io::Error::other)
 }
 
-/// All addresses in a response: those behind aliases stand there as well.
-fn addresses(response: &[u8]) -> Vec<IpAddr> {
+/// All addresses in a response, with their times to live: those behind aliases stand there as well.
+pub fn addresses(response: &[u8]) -> Vec<(IpAddr, Duration)> {
     let Ok(packet) = Packet::parse(response) else { return Vec::new() };
     let address = |data: &RData<'_>| match data {
         RData::A(a) => Some(IpAddr::V4(a.address.into())),
         RData::AAAA(aaaa) => Some(IpAddr::V6(aaaa.address.into())),
         _ => None,
     };
-    packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()
+    let seconds = |ttl: u32| Duration::from_secs(ttl.into());
+    let of_record = |record: &ResourceRecord<'_>| Some((address(&record.rdata)?, seconds(record.ttl)));
+    packet.answers.iter().filter_map(of_record).collect()
 }
 
 /// The addresses of a name in a file as hosts(5) describes it.

@@ -4,14 +4,15 @@ use std::net::{IpAddr, SocketAddr};
 
 use simple_dns::{Packet, TYPE, rdata::RData};
 
-use super::{PORT, exchange_by_udp, first_response, marked::query};
+use super::{PORT, PathOut, exchange_by_udp, first_response, marked::query};
 
 /// The name of an address (RFC 1035, section 3.5; RFC 3596, section 2.5), by the first of these resolvers
 /// that answers. Queries leave through `device` only.
 pub(crate) async fn name_in_tunnel(address: IpAddr, resolvers: &[IpAddr], device: &str) -> Option<String> {
     let query = query(&reverse_domain(address), TYPE::PTR).ok()?;
     let resolvers: Vec<_> = resolvers.iter().map(|ip| SocketAddr::new(*ip, PORT)).collect();
-    let exchange = |resolver| exchange_by_udp(resolver, &query, Some(device));
+    let path = PathOut { device: Some(device), mark: None };
+    let exchange = |resolver| exchange_by_udp(resolver, &query, path);
     name_in_response(&first_response(&resolvers, exchange).await?)
 }
 

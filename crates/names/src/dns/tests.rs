@@ -63,7 +63,7 @@ async fn resolver(address: Ipv4Addr, forges: bool) -> SocketAddr {
 
 fn fixed(resolvers: &[SocketAddr]) -> Upstreams {
     let resolvers = resolvers.to_vec();
-    Arc::new(move |_: &str| resolvers.clone())
+    Arc::new(move |_: &str| resolvers.clone().into())
 }
 
 fn by_address() -> UserOfHost {
@@ -177,7 +177,8 @@ async fn hosts_that_ask_for_a_dead_zone_stop_names_for_nobody_else() {
     let silent = UdpSocket::bind((LOCALHOST, 0)).await.unwrap();
     let dead = silent.local_addr().unwrap();
     let at =
-        start(Arc::new(move |name: &str| vec![if name == "dead.example" { dead } else { answers }])).await;
+        start(Arc::new(move |name: &str| vec![if name == "dead.example" { dead } else { answers }].into()))
+            .await;
     // The addresses of one session: four times 128 queries took all places.
     let mut greedy = Vec::new();
     for number in 2..6 {

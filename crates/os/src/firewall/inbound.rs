@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::script::{any_of, hook_chain, quoted, replacement, set};
-use crate::tunnel_net::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, link_mark, tcp_sockets::Connection};
+use crate::tunnel_net::{BYPASS_BIT, LINK_BIT, NUMBER_MASK, OWN_PACKETS, link_mark, tcp_sockets::Connection};
 
 /// Priority of the chains: behind `mangle` of nft(8) (-150), so that the marks of other programs count, and
 /// before steering into the devices of classes (-140).
@@ -16,7 +16,8 @@ pub(crate) fn script(table: &str, links: &BTreeMap<String, u8>) -> String {
     let mut outgoing = Vec::new();
     let (others, own) = (format!("{:#x}", !NUMBER_MASK), OWN_PACKETS.value);
     let restore = format!(
-        "ct mark & {LINK_BIT:#x} == {LINK_BIT:#x} meta mark 0 meta mark set ct mark & {NUMBER_MASK:#x} | {own:#x}"
+        "ct mark & {kind:#x} == {LINK_BIT:#x} meta mark 0 meta mark set ct mark & {NUMBER_MASK:#x} | {own:#x}",
+        kind = LINK_BIT | BYPASS_BIT
     );
     for (link, number) in links {
         let bits = u32::from(*number) << NUMBER_MASK.trailing_zeros();

@@ -61,6 +61,15 @@ pub struct PacketMatch {
     pub ports: Vec<(u16, u16)>,
     /// DSCPs (RFC 2474), 0 to 63.
     pub dscp: Vec<u8>,
+    /// Hardware addresses of the sender.
+    #[serde(default)]
+    pub macs: Vec<[u8; 6]>,
+    /// Users of this machine whose programs send the packet.
+    #[serde(default)]
+    pub uids: Vec<u32>,
+    /// The number of a rule that has sets of destination addresses ([`destinations`]).
+    #[serde(default)]
+    pub destinations: Option<usize>,
 }
 
 impl PacketMatch {
@@ -79,17 +88,20 @@ impl PacketMatch {
 
 /// The nft rules for `rule`: one for each IP version and mark.
 pub(super) fn rules_of(rule: &MarkRule) -> Vec<String> {
-    let marks: Vec<String> = match rule.packets.marks.as_slice() {
-        [] => vec![String::new()],
-        marks => marks.iter().map(|mark| mark.condition("meta mark")).collect(),
-    };
     // Accepting ends the chain: the first rule that matches decides.
     let MarkBits { value, mask } = rule.set;
     let end = format!("meta mark set meta mark & {:#x} | {value:#x} accept", !mask);
-    let conditions = [true, false].into_iter().filter_map(|is_v4| conditions(&rule.packets, is_v4));
-    let rules =
-        conditions.flat_map(|conditions| marks.iter().map(move |mark| format!("{conditions} {mark}")));
-    rules.map(|rule| format!("{rule} {end}")).collect()
+    all_conditions(&rule.packets).iter().map(|conditions| format!("{conditions} {end}")).collect()
+}
+
+/// The conditions of rules, one of which matches exactly these packets: one for each IP version and mark.
+pub(super) fn all_conditions(packets: &PacketMatch) -> Vec<String> {
+    let marks: Vec<String> = match packets.marks.as_slice() {
+        [] => vec![String::new()],
+        marks => marks.iter().map(|mark| mark.condition("meta mark")).collect(),
+    };
+    let conditions = [true, false].into_iter().filter_map(|is_v4| conditions(packets, is_v4));
+    conditions.flat_map(|conditions| marks.iter().map(move |mark| format!("{conditions} {mark}"))).collect()
 }
 
 /// The conditions for one IP version, without the mark; `None` if no packet can match.
@@ -116,9 +128,20 @@ fn conditions(packets: &PacketMatch, is_v4: bool) -> Option<String> {
         require(&format!("{header} {name}"), IpNet::aggregate(&own).iter().map(IpNet::to_string).collect());
     }
     require(&format!("{header} dscp"), deduplicated(&packets.dscp).map(u8::to_string).collect());
+    let mac = |mac: &[u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    require("ether saddr", deduplicated(&packets.macs).map(mac).collect());
+    require("meta skuid", deduplicated(&packets.uids).map(u32::to_string).collect());
     require("th sport", merged_ranges(&packets.from_ports));
     require("th dport", merged_ranges(&packets.ports));
+    if let Some(number) = packets.destinations {
+        conditions += &format!(" {header} daddr @{}", destinations(number, is_v4));
+    }
     Some(conditions)
+}
+
+/// The name of the set with the destination addresses of the rule with this number.
+pub(super) fn destinations(rule: usize, is_v4: bool) -> String {
+    format!("rule{rule}_ip{}", if is_v4 { 4 } else { 6 })
 }
 
 fn deduplicated<T: Ord>(items: &[T]) -> impl Iterator<Item = &T> {

@@ -11,13 +11,14 @@ use crate::{
         MarkBits,
         script::{REJECT, any_of, hook_chain, quoted, removal, replacement, set},
     },
-    tunnel_net::{LINK_BIT, OWN_PACKETS},
+    tunnel_net::{BYPASS_BIT, LINK_BIT, OWN_PACKETS},
 };
 
 /// The table's name; its family is `inet`.
 pub const TABLE: &str = "mpvpn_kill_switch";
-/// Packets whose mark has these bits, and no others of its mask, belong to connections that came in over a
-/// link, and leave by it ([`InboundNet`](crate::tunnel_net::InboundNet)).
+/// Packets whose mark has these bits belong to connections that came in over a link, and leave by it
+/// ([`InboundNet`](crate::tunnel_net::InboundNet)), or leave past the tunnel
+/// ([`BypassNet`](crate::tunnel_net::BypassNet), which marks none while this table has to block them).
 const INBOUND: MarkBits = MarkBits { value: OWN_PACKETS.value | LINK_BIT, mask: OWN_PACKETS.mask | LINK_BIT };
 
 /// Rules see addresses as they leave: behind steering (-140) and destination translation (-100); `filter` of
@@ -123,6 +124,8 @@ fn forward_rules() -> Vec<String> {
         "oifname @tunnels accept",
         // Replies to hosts that use the tunnel by this machine.
         "iifname @tunnels ct direction reply accept",
+        // Replies to those that left past the tunnel.
+        &format!("ct direction reply ct mark & {past:#x} == {past:#x} accept", past = LINK_BIT | BYPASS_BIT),
     ];
     rules.map(str::to_owned).into_iter().chain(shared_rules()).collect()
 }

@@ -45,6 +45,13 @@ impl Interface {
     }
 }
 
+/// Removes a virtual interface.
+pub(crate) fn removal(index: u32) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    RouteNetlinkMessage::DelLink(message)
+}
+
 /// Sets these flags and attributes.
 pub(super) fn set_request(
     index: u32,

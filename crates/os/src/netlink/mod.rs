@@ -5,7 +5,7 @@
 //! thread uses it; a message of the kernel that cannot be parsed is skipped and logged.
 
 pub(crate) mod address;
-mod link;
+pub(crate) mod link;
 mod monitor;
 mod neighbour;
 mod route;
@@ -88,6 +88,12 @@ impl Netlink {
         let object = format!("{mtu} of interface {index}");
         let request = link::set_request(index, LinkFlags::empty(), vec![LinkAttribute::Mtu(mtu)]);
         self.socket.change(Change::Set, "set the MTU", object, request)
+    }
+
+    /// Removes a virtual interface.
+    pub fn del_link(&mut self, index: u32) -> Result<(), OsError> {
+        let request = link::removal(index);
+        self.socket.change(Change::Remove, "remove", format!("interface {index}"), request)
     }
 
     /// Sets the length of an interface's transmit queue, in packets; the kernel drops packets beyond it.

@@ -102,6 +102,12 @@ impl ClassNet {
         Ok(Self { client, tuns, steering, netlink, applied, wanted: None, kept, firewall })
     }
 
+    /// Takes the addresses and routes of the devices that an earlier process has left in force.
+    pub fn adopt(&mut self, undo: &UndoJournal) {
+        let devices: Vec<&Interface> = self.tuns.iter().map(|tun| &tun.interface).collect();
+        self.applied = AppliedSteps::of_devices(undo, &devices);
+    }
+
     /// Enables forwarding if packets of other hosts are steered.
     pub fn enable_forwarding(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         let others =
@@ -223,7 +229,10 @@ impl ClassNet {
             let set = mark_of(steering)?;
             let packets = match steering.vlans.is_empty() {
                 true => steering.packets.clone(),
-                false => PacketMatch { ingress: interfaces_of(steering, links), ..steering.packets.clone() },
+                false => {
+                    let ingress = vlan_interfaces(&steering.packets.ingress, &steering.vlans, links);
+                    PacketMatch { ingress, ..steering.packets.clone() }
+                }
             };
             // Without an interface of the VLAN no packet can match, but an empty list would match all
             // packets.
@@ -245,14 +254,15 @@ impl ClassNet {
     }
 }
 
-/// The VLAN interfaces by which matching packets arrive.
-fn interfaces_of(steering: &ClassSteering, links: &[LinkInfo]) -> Vec<String> {
-    let ingress: BTreeSet<&str> = steering.packets.ingress.iter().map(String::as_str).collect();
+/// The interfaces of these VLANs that are among those of `ingress`, or above one of them; all if that is
+/// empty.
+pub(super) fn vlan_interfaces(ingress: &[String], vlans: &[u16], links: &[LinkInfo]) -> Vec<String> {
+    let ingress: BTreeSet<&str> = ingress.iter().map(String::as_str).collect();
     let parent = |link: &LinkInfo| links.iter().find(|other| Some(other.index) == link.parent);
     let is_above_ingress =
         |link: &LinkInfo| parent(link).is_some_and(|parent| ingress.contains(&*parent.name));
     let matches = |link: &&LinkInfo| {
-        link.vlan.is_some_and(|vlan| steering.vlans.contains(&vlan))
+        link.vlan.is_some_and(|vlan| vlans.contains(&vlan))
             && (ingress.is_empty() || ingress.contains(&*link.name) || is_above_ingress(link))
     };
     links.iter().filter(matches).map(|link| link.name.clone()).collect()
@@ -287,9 +297,8 @@ mod tests {
             link(6, "eth1.30", Some(2), Some(30)),
         ];
         let found = |vlans: &[u16], ingress: &[&str]| {
-            let ingress = ingress.iter().map(|name| (*name).to_owned()).collect();
-            let packets = PacketMatch { ingress, ..PacketMatch::default() };
-            interfaces_of(&ClassSteering { number: 1, packets, vlans: vlans.into() }, &links).join(" ")
+            let ingress: Vec<String> = ingress.iter().map(|name| (*name).to_owned()).collect();
+            vlan_interfaces(&ingress, vlans, &links).join(" ")
         };
         assert_eq!(found(&[20], &[]), "eth1.20 guests");
         assert_eq!(found(&[20, 30], &["eth1"]), "eth1.20 eth1.30");

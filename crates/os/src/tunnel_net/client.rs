@@ -31,7 +31,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 
 use super::{
-    AppliedSteps, ClientNetConfig, LINK_BIT, OWN_PACKETS, default_destination, family_of,
+    AppliedSteps, ClientNetConfig, LINK_BIT, OWN_PACKETS, StaticRoute, default_destination, family_of,
     identity::{Layer, is_table_of_instance},
     kept_networks::KeptNetworks,
     prepare_device,
@@ -112,6 +112,12 @@ impl ClientNet {
     pub fn new(config: ClientNetConfig) -> Result<Self, OsError> {
         let mut netlink = Netlink::open()?;
         prepare_device(&config.tun.name);
+        if config.has_carrier_of_tunnel {
+            for family in ["ipv4", "ipv6"] {
+                let key = sysctl::interface_key(family, &config.tun.name, "ignore_routes_with_linkdown");
+                let _ = sysctl::write(&key, "1");
+            }
+        }
         netlink.set_up(config.tun.index)?;
         Ok(Self::prepared(config, netlink))
     }
@@ -120,6 +126,11 @@ impl ClientNet {
         let (applied, guard) = Default::default();
         let (guarded, overlaps, ignored) = Default::default();
         Self { config, netlink, applied, mtu: None, wanted: None, guard, guarded, overlaps, ignored }
+    }
+
+    /// Takes the addresses and routes of the device that an earlier process has left in force.
+    pub fn adopt(&mut self, undo: &UndoJournal) {
+        self.applied = AppliedSteps::of_devices(undo, &[&self.config.tun]);
     }
 
     /// Changes the machine from the previous configuration to `wanted`. After an error the previous
@@ -286,6 +297,12 @@ impl ClientNet {
         let address_step =
             |address: &IpNet| Step::Address { interface: interface(), address: IpNet::from(address.addr()) };
         let mut steps: Vec<Step> = addresses.iter().map(address_step).collect();
+        let has_v6 = around.kernel_has_v6 && wanted.mtu >= MIN_V6_MTU_BYTES;
+        let static_routes = self.config.static_routes.iter().filter(|it| it.to.addr().is_ipv4() || has_v6);
+        steps.extend(static_routes.map(|StaticRoute { to, metric, table }| {
+            let route = Route { metric: *metric, ..Route::through(*to, *table, self.config.tun.index) };
+            Step::Route { route, interface: Some(interface()) }
+        }));
         let mut rules = Vec::new();
         for family in [Family::V4, Family::V6] {
             let own = addresses.iter().filter(|&&address| family_of(address) == family);

@@ -2,8 +2,8 @@
 //!
 //! In: the number of an instance, of a link or of a class's device, each held in a `NumberPool`. Out:
 //! marks, tables and priorities that no other has. Always holds: bits 0 to 15 of a mark say that it is
-//! mpvpn's, bits 16 to 23 whose it is (below 0x80 an instance, from there a link), bits 24 to 27 the device
-//! of a class; other bits are never set.
+//! mpvpn's, bits 16 to 23 whose it is (below 0x80 an instance, from there a link, from 0xc0 a link past the
+//! tunnel), bits 24 to 27 the device of a class; other bits are never set.
 
 use ipnet::IpNet;
 
@@ -19,6 +19,8 @@ pub(crate) const OWN_PACKETS: MarkBits = MarkBits { value: MPVPN_ID, mask: 0xfff
 pub(crate) const NUMBER_MASK: u32 = 0x00ff_0000;
 /// The bit that the numbers of links have, and those of instances have not.
 pub(crate) const LINK_BIT: u32 = 0x0080_0000;
+/// The bit that packets past the tunnel have beside the number of their link.
+pub(crate) const BYPASS_BIT: u32 = 0x0040_0000;
 /// The bits of the mark that hold the number of a class's device (0: no device). More would take bits from
 /// other programs.
 const DEVICE_MARK_MASK: u32 = 0x0f00_0000;
@@ -33,6 +35,8 @@ const PRIORITIES_OF_LAYER: u32 = 0x80;
 pub(super) enum Layer {
     /// Replies to connections that came in by a link: they leave by it.
     Inbound,
+    /// Packets that leave past the tunnel, by their link.
+    Bypass,
     /// Steered packets whose destination has a specific route in the main table.
     SteeredSpecific,
     /// Packets of a class's device.
@@ -58,12 +62,29 @@ pub struct ClientNetConfig {
     pub keep_routes: Vec<IpNet>,
     /// The TUN devices of classes: routes of the main table that lead there count.
     pub class_tuns: Vec<Interface>,
+    /// Routes into the tunnel that the user wants, whatever the server says.
+    pub static_routes: Vec<StaticRoute>,
+    /// Whether the device has no carrier while the tunnel does not work, so that the kernel takes the next
+    /// route.
+    pub has_carrier_of_tunnel: bool,
+}
+
+/// A route into the tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaticRoute {
+    /// The destination.
+    pub to: IpNet,
+    /// The metric; `None`: the kernel's.
+    pub metric: Option<u32>,
+    /// The number of the table.
+    pub table: u32,
 }
 
 impl ClientNetConfig {
     /// The configuration for the device `tun`, without devices of classes.
     pub fn new(tun: Interface, number: u8) -> Self {
-        Self { tun, number, keep_routes: Vec::new(), class_tuns: Vec::new() }
+        let (keep_routes, class_tuns, static_routes) = Default::default();
+        Self { tun, number, keep_routes, class_tuns, static_routes, has_carrier_of_tunnel: false }
     }
 
     /// The firewall mark of the tunnel's own packets.
@@ -101,6 +122,12 @@ pub(crate) fn is_table_of_instance(table: u32) -> bool {
 pub(crate) fn link_mark(link: u8) -> MarkBits {
     let value = MPVPN_ID | u32::from(link) << NUMBER_MASK.trailing_zeros();
     MarkBits { value, mask: OWN_PACKETS.mask | NUMBER_MASK }
+}
+
+/// The mark of packets that leave past the tunnel by this link.
+pub(crate) fn bypass_mark(link: u8) -> MarkBits {
+    let mark = link_mark(link);
+    MarkBits { value: mark.value | BYPASS_BIT, ..mark }
 }
 
 /// The bits of packets that are steered into the device of a class, by its number of `CLASS_MARKS`.

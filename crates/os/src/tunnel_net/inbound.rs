@@ -34,6 +34,17 @@ use crate::{
 /// as they were without this table. A server that is a client at the same time has some ten thousand.
 const MAX_OLDER_CONNECTIONS: usize = 32_768;
 
+/// A link that has a routing table of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkTable {
+    /// The link.
+    pub name: String,
+    /// Its number of [`LINK_NUMBERS`].
+    pub number: u8,
+    /// Whether it has a default route of IPv4, and of IPv6.
+    pub leads: [bool; 2],
+}
+
 /// The links of a machine, prepared for replies.
 #[derive(Debug)]
 pub struct InboundNet {
@@ -42,6 +53,8 @@ pub struct InboundNet {
     applied: AppliedSteps,
     /// The links that the table is for, with their numbers.
     installed: Option<BTreeMap<String, u8>>,
+    /// The best first.
+    links: Vec<LinkTable>,
 }
 
 impl InboundNet {
@@ -50,7 +63,13 @@ impl InboundNet {
     /// # Errors
     /// If the kernel cannot be asked.
     pub fn new(config: ClientNetConfig) -> Result<Self, OsError> {
-        Ok(Self { config, netlink: Netlink::open()?, applied: AppliedSteps::default(), installed: None })
+        let (applied, installed, links) = Default::default();
+        Ok(Self { config, netlink: Netlink::open()?, applied, installed, links })
+    }
+
+    /// The links with a routing table, by the metrics of their default routes, the smallest first.
+    pub fn links(&self) -> &[LinkTable] {
+        &self.links
     }
 
     /// Finds the links, and their routes, again. `tunnels` are devices that are no links.
@@ -70,6 +89,21 @@ impl InboundNet {
         self.forget_vanished_routes(undo, &routes);
         let steps = links.iter().flat_map(|link| self.steps(link, numbers[&link.name], &routes)).collect();
         self.applied.change_to(undo, steps)?;
+        let leads = |name: &String, family: Family| {
+            let index = links.iter().find(|link| link.name == *name).map(|link| link.index);
+            let is_way = |route: &Route| route.is_default() && route.kind == RouteKind::Unicast;
+            routes.iter().any(|it| {
+                it.interface == index
+                    && is_way(it)
+                    && family_of(it.destination) == family
+                    && !is_table_of_instance(it.table)
+            })
+        };
+        let of_name = |name: &String| {
+            let leads = [Family::V4, Family::V6].map(|family| leads(name, family));
+            Some(LinkTable { name: name.clone(), number: *numbers.get(name)?, leads })
+        };
+        self.links = names.iter().filter_map(of_name).collect();
         if self.installed.as_ref() != Some(&numbers) {
             self.install(undo, &numbers)?;
             self.installed = Some(numbers);

@@ -1,12 +1,13 @@
 //! The network configuration of a machine with a tunnel: of a client ([`ClientNet`]), of the TUN devices of
-//! its classes ([`ClassNet`]), of a LAN behind it ([`share_tunnel`], [`ClientSite`]), and of a server
-//! ([`ServerNet`], [`SiteNet`]).
+//! its classes ([`ClassNet`]), of packets past the tunnel ([`BypassNet`]), of a LAN behind it
+//! ([`share_tunnel`], [`ClientSite`]), and of a server ([`ServerNet`], [`SiteNet`]).
 //!
-//! In: TUN devices, and the addresses, routes and MTU that are wanted, each time they change. Out: steps that
-//! are applied through the journal. Always holds: every step is in the journal before it is applied; steps
-//! that the old and the new configuration have in common are not touched, so connections survive the change;
-//! new steps are applied before old ones are reverted.
+//! In: TUN devices, and the addresses, routes and MTU that are wanted, each time they change. Out: steps
+//! that are applied through the journal. Always holds: every step is in the journal before it is applied;
+//! steps that the old and the new configuration have in common are not touched, so connections survive the
+//! change; new steps are applied before old ones are reverted.
 
+mod bypass;
 mod classes;
 mod client;
 mod identity;
@@ -19,11 +20,14 @@ pub(crate) mod tcp_sockets;
 
 use std::collections::BTreeSet;
 
+pub use bypass::{BypassNames, BypassNet, BypassRule, BypassRules};
 pub use classes::{ClassNet, ClassSteering, ClassTun, DeviceAddresses};
 pub use client::{ClientNet, ClientNetState, Routes};
-pub use identity::ClientNetConfig;
-pub(crate) use identity::{LINK_BIT, NUMBER_MASK, OWN_PACKETS, is_table_of_instance, link_mark};
-pub use inbound::InboundNet;
+pub(crate) use identity::{
+    BYPASS_BIT, LINK_BIT, NUMBER_MASK, OWN_PACKETS, bypass_mark, is_table_of_instance, link_mark,
+};
+pub use identity::{ClientNetConfig, StaticRoute};
+pub use inbound::{InboundNet, LinkTable};
 pub use kept_networks::is_private;
 pub use server::{Nat, PacketAccess, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareSource, share_tunnel};
@@ -33,7 +37,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
     error::OsError,
-    netlink::{Family, Netlink, RouteKind},
+    netlink::{Family, Interface, Netlink, RouteKind},
     sysctl,
     undo::{Step, UndoJournal},
 };
@@ -43,6 +47,17 @@ use crate::{
 struct AppliedSteps(Vec<Step>);
 
 impl AppliedSteps {
+    /// The addresses and routes of these devices in the journal.
+    fn of_devices(undo: &UndoJournal, devices: &[&Interface]) -> Self {
+        let is_of_device = |step: &&Step| match step {
+            Step::Address { interface, .. } | Step::Route { interface: Some(interface), .. } => {
+                devices.contains(&interface)
+            }
+            _ => false,
+        };
+        Self(undo.steps().iter().filter(is_of_device).cloned().collect())
+    }
+
     /// Applies the steps in `wanted` that are missing, in order, each once, then reverts the steps that
     /// `wanted` does not have, in reverse order. If a step fails, the steps of before the call stay in
     /// force.

@@ -56,6 +56,8 @@ pub struct UndoJournal {
     owners: Owners,
     /// Given back when all steps are reverted.
     numbers: Vec<TakenNumber>,
+    /// Devices that stay when the owner ends, with their addresses and routes.
+    kept: Vec<String>,
     /// Released last.
     _lock: Lock,
 }
@@ -87,6 +89,16 @@ impl UndoJournal {
     /// [`OsError::AlreadyRunning`] if the owner of the journal is alive, or why the journal cannot be
     /// written.
     pub fn open(base: &Path, name: &str) -> Result<Self, OsError> {
+        Self::open_keeping(base, name, Vec::new())
+    }
+
+    /// Opens it as [`Self::open`] does. Steps for the devices `kept` that the owner before has left in
+    /// force, and that still are, become steps of this journal ([`Self::steps`]); they stay in force when
+    /// the owner ends, until it is opened without these devices, or reset.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn open_keeping(base: &Path, name: &str, kept: Vec<String>) -> Result<Self, OsError> {
         let folder = namespace_folder(base)?;
         let file = file_name(name);
         let path = folder.join(format!("{file}.json"));
@@ -95,16 +107,22 @@ impl UndoJournal {
         let lock = Lock::take(&folder, &file).map_err(|e| failed("lock", &folder, e))?.ok_or_else(owner)?;
         let mut netlink = Netlink::open()?;
         let owners = Owners::new(&folder, &file);
+        let mut adopted = Vec::new();
         if let Some(abandoned) = load(&path) {
             if abandoned.is_alive_elsewhere() {
                 return Err(owner());
             }
-            tracing::info!(
-                pid = abandoned.pid,
-                steps = abandoned.steps.len(),
-                "reverting the changes of a process that was killed"
-            );
-            for error in revert_all(&mut netlink, &owners, &abandoned.steps) {
+            let (of_kept, others): (Vec<Step>, Vec<Step>) =
+                abandoned.steps.into_iter().partition(|step| step.is_of_device(&kept));
+            adopted = step::in_force(of_kept, &mut netlink)?;
+            if !others.is_empty() {
+                tracing::info!(
+                    pid = abandoned.pid,
+                    steps = others.len(),
+                    "reverting the changes of a process that was killed"
+                );
+            }
+            for error in revert_all(&mut netlink, &owners, &others) {
                 tracing::warn!(%error, "cannot revert a change of a process that was killed");
             }
             // The locks of the killed process are free now.
@@ -112,8 +130,8 @@ impl UndoJournal {
         }
         numbers::clean(&folder, &EXCLUSIVE_POOLS);
         let pid = std::process::id();
-        let record = Record { pid, start_time: start_time(pid).unwrap_or(0), steps: Vec::new() };
-        let undo = Self { path, record, netlink, owners, numbers: Vec::new(), _lock: lock };
+        let record = Record { pid, start_time: start_time(pid).unwrap_or(0), steps: adopted };
+        let undo = Self { path, record, netlink, owners, numbers: Vec::new(), kept, _lock: lock };
         undo.save()?;
         Ok(undo)
     }
@@ -268,10 +286,15 @@ impl UndoJournal {
     }
 
     /// Reverts all steps, the last first, and continues after errors; returns the errors. The journal is
-    /// empty afterwards and can be used again.
+    /// empty afterwards, but for steps of devices that stay, and can be used again.
     pub fn revert_all_steps(&mut self) -> Vec<OsError> {
-        let steps = std::mem::take(&mut self.record.steps);
+        let kept = &self.kept;
+        let steps: Vec<Step> = self.record.steps.extract_if(.., |step| !step.is_of_device(kept)).collect();
         let mut errors = revert_all(&mut self.netlink, &self.owners, &steps);
+        if !self.record.steps.is_empty() {
+            errors.extend(self.save().err());
+            return errors;
+        }
         if let Err(error) = fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {

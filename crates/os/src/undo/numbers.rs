@@ -50,7 +50,7 @@ pub const LINK_NUMBERS: NumberPool = NumberPool {
     folder: "links",
     purpose: "numbers of links that connections come in by",
     first: 0x80,
-    last: 0xff,
+    last: 0xbf,
 };
 /// The values of the bits 0x0f000000 of firewall marks but 0.
 pub const CLASS_MARKS: NumberPool = NumberPool {

@@ -15,6 +15,11 @@ use crate::{
 /// One change of the system. Journals on disk have the names of the variants and fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Step {
+    /// Makes a device that stays when its process ends.
+    Device {
+        /// The device.
+        interface: Interface,
+    },
     /// Adds an address to an interface.
     Address {
         /// The interface.
@@ -63,8 +68,20 @@ pub enum Step {
 }
 
 impl Step {
+    /// Whether it is one of these devices, or an address or a route of one.
+    pub(super) fn is_of_device(&self, names: &[String]) -> bool {
+        match self {
+            Self::Device { interface }
+            | Self::Address { interface, .. }
+            | Self::Route { interface: Some(interface), .. } => names.contains(&interface.name),
+            _ => false,
+        }
+    }
+
     pub(super) fn apply(&self, netlink: &mut Netlink, owners: &Owners) -> Result<(), OsError> {
         match self {
+            // It is there already.
+            Self::Device { .. } => Ok(()),
             Self::Address { interface, address } => netlink.add_address(interface.index, *address),
             Self::Route { route, .. } => netlink.add_route(route),
             Self::Rule { rule } => netlink.add_rule(rule),
@@ -87,11 +104,16 @@ impl Step {
         links: &[LinkInfo],
     ) -> Result<(), OsError> {
         match self {
-            Self::Address { interface, .. } | Self::Route { interface: Some(interface), .. }
+            Self::Device { interface }
+            | Self::Address { interface, .. }
+            | Self::Route { interface: Some(interface), .. }
                 if !interface.is_one_of(links) =>
             {
                 Ok(())
             }
+            // A journal that somebody forged names no other device.
+            Self::Device { interface } if !is_tun(interface, links) => Ok(()),
+            Self::Device { interface } => ignore_gone(netlink.del_link(interface.index)),
             Self::Address { interface, address } => {
                 ignore_gone(netlink.del_address(interface.index, *address))
             }
@@ -110,6 +132,30 @@ impl Step {
             }
         }
     }
+}
+
+fn is_tun(interface: &Interface, links: &[LinkInfo]) -> bool {
+    links.iter().any(|link| link.index == interface.index && link.kind.as_deref() == Some("tun"))
+}
+
+/// The steps of devices, addresses and routes that are in force.
+pub(super) fn in_force(mut steps: Vec<Step>, netlink: &mut Netlink) -> Result<Vec<Step>, OsError> {
+    if steps.is_empty() {
+        return Ok(steps);
+    }
+    let (links, addresses, routes) = (netlink.links()?, netlink.addresses()?, netlink.routes()?);
+    steps.retain(|step| match step {
+        Step::Device { interface } => interface.is_one_of(&links),
+        Step::Address { interface, address } => {
+            addresses.iter().any(|info| info.index == interface.index && info.address == *address)
+        }
+        Step::Route { route, .. } => routes.iter().any(|other| {
+            let key = |route: &Route| (route.destination, route.table, route.interface);
+            key(other) == key(route) && route.metric.is_none_or(|metric| other.metric == Some(metric))
+        }),
+        _ => false,
+    });
+    Ok(steps)
 }
 
 /// The name of a kernel parameter among the settings that have several owners.

@@ -101,6 +101,7 @@ fn every_key_of_the_schemas_is_read_and_an_unknown_one_is_refused() {
     let expected = [
         "",
         "[[access]]",
+        "[[bypass]]",
         "[[certificate]]",
         "[[class.match]]",
         "[[class]]",
@@ -109,6 +110,7 @@ fn every_key_of_the_schemas_is_read_and_an_unknown_one_is_refused() {
         "[[lane-rule]]",
         "[[limit]]",
         "[[link]]",
+        "[[route]]",
         "[[user]]",
         "[acme]",
         "[site]",
