@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 
 use super::{
-    AppliedSteps, ClientNetConfig, Families, OWN_PACKETS,
+    AppliedSteps, ClientNetConfig, Families, OWN_PACKETS, ReplaceableTable,
     client::MIN_V6_MTU_BYTES,
     default_destination, enable_forwarding, family_of,
     identity::{Layer, device_mark},
@@ -76,7 +76,7 @@ pub struct ClassNet {
     /// The kept networks at that time.
     kept: KeptNetworks,
     /// The table of nftables that is in force.
-    firewall: AppliedSteps,
+    firewall: ReplaceableTable,
 }
 
 impl ClassNet {
@@ -97,7 +97,7 @@ impl ClassNet {
             }
             netlink.set_up(interface.index)?;
         }
-        let (applied, firewall) = Default::default();
+        let (applied, firewall) = (AppliedSteps::default(), ReplaceableTable::default());
         let kept = KeptNetworks::new(&[], &client.keep_routes);
         Ok(Self { client, tuns, steering, netlink, applied, wanted: None, kept, firewall })
     }
@@ -173,14 +173,8 @@ impl ClassNet {
             true => self.netlink.links()?,
             false => Vec::new(),
         };
-        let steps = vec![Step::Firewall { rules: self.firewall_rules(&links) }];
-        if self.firewall.0 == steps {
-            return Ok(());
-        }
-        // Both tables have the same name: reverting the old step after applying the new one would remove the
-        // new table.
-        self.firewall.change_to(undo, Vec::new())?;
-        self.firewall.change_to(undo, steps)
+        let rules = self.firewall_rules(&links);
+        self.firewall.change_to(undo, rules)
     }
 
     fn set_mtu(&mut self, mtu: u32) -> Result<(), OsError> {

@@ -31,7 +31,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 
 use super::{
-    AppliedSteps, ClientNetConfig, LINK_BIT, OWN_PACKETS, StaticRoute, default_destination, family_of,
+    AppliedSteps, ClientNetConfig, LINK_BIT, OWN_PACKETS, ReplaceableTable, StaticRoute, default_destination,
+    family_of,
     identity::{Layer, is_table_of_instance},
     kept_networks::KeptNetworks,
     prepare_device,
@@ -88,7 +89,7 @@ pub struct ClientNet {
     wanted: Option<ClientNetState>,
     /// The firewall table that guards the addresses of the TUN device, and the addresses for which it was
     /// tried last.
-    guard: AppliedSteps,
+    guard: ReplaceableTable,
     guarded: Vec<IpNet>,
     /// Networks of the tunnel that overlap others, and routes of the main table that are ignored, of which a
     /// warning was logged.
@@ -123,7 +124,7 @@ impl ClientNet {
     }
 
     fn prepared(config: ClientNetConfig, netlink: Netlink) -> Self {
-        let (applied, guard) = Default::default();
+        let (applied, guard) = (AppliedSteps::default(), ReplaceableTable::default());
         let (guarded, overlaps, ignored) = Default::default();
         Self { config, netlink, applied, mtu: None, wanted: None, guard, guarded, overlaps, ignored }
     }
@@ -171,7 +172,7 @@ impl ClientNet {
     pub fn clear(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         self.wanted = None;
         self.guarded = Vec::new();
-        self.guard.change_to(undo, Vec::new())?;
+        self.guard.remove(undo);
         self.applied.change_to(undo, Vec::new())
     }
 
@@ -198,11 +199,7 @@ impl ClientNet {
         self.guarded = addresses.to_vec();
         let name = format!("{} addresses", self.config.tun.name);
         let guards = vec![AddressGuard::new(&self.config.tun.name, addresses)];
-        let steps = vec![Step::Firewall { rules: Rules { name, guards, ..Rules::default() } }];
-        // Both tables have the same name: reverting the old step after applying the new one would remove the
-        // new table.
-        let changed = self.guard.change_to(undo, Vec::new()).and_then(|()| self.guard.change_to(undo, steps));
-        if let Err(error) = changed {
+        if let Err(error) = self.guard.change_to(undo, Rules { name, guards, ..Rules::default() }) {
             tracing::warn!(
                 %error,
                 "packets to the tunnel's addresses that arrive by links are not dropped: hosts there can find out which \

@@ -37,6 +37,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
     error::OsError,
+    firewall::{self, Rules},
     netlink::{Family, Interface, Netlink, RouteKind},
     sysctl,
     undo::{Step, UndoJournal},
@@ -71,6 +72,39 @@ impl AppliedSteps {
         self.0 = kept;
         log_errors(undo.revert(&old));
         Ok(())
+    }
+}
+
+/// A table of nftables whose rules change while it exists: the step that was recorded, and the rules that
+/// are in force.
+#[derive(Debug, Default)]
+struct ReplaceableTable(Option<(Step, Rules)>);
+
+impl ReplaceableTable {
+    /// Installs `rules`. They replace those of before in one transaction, so that no packet passes without a
+    /// table. If that fails, those of before stay in force.
+    fn change_to(&mut self, undo: &mut UndoJournal, rules: Rules) -> Result<(), OsError> {
+        match &mut self.0 {
+            Some((_, in_force)) if *in_force == rules => {}
+            // The recorded step removes the table by its name, whatever rules it has.
+            Some((_, in_force)) => {
+                firewall::install(&rules)?;
+                *in_force = rules;
+            }
+            None => {
+                let step = Step::Firewall { rules: rules.clone() };
+                undo.apply(std::slice::from_ref(&step))?;
+                self.0 = Some((step, rules));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the table, if there is one.
+    fn remove(&mut self, undo: &mut UndoJournal) {
+        if let Some((step, _)) = self.0.take() {
+            log_errors(undo.revert(&[step]));
+        }
     }
 }
 

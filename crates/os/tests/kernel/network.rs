@@ -600,6 +600,59 @@ fn packets_of_a_vlan_are_steered_by_its_interfaces_as_they_are_added_and_removed
     });
 }
 
+/// The changes of nftables during `task`, by transaction, as `nft monitor` prints them.
+fn nft_transactions(folder: &Folder, task: impl FnOnce()) -> Vec<String> {
+    let path = folder.0.join("nft-monitor");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut monitor = Command::new("timeout");
+    let mut monitor = monitor.args(["20", "nft", "monitor"]).stdout(file).spawn().unwrap();
+    let text = || std::fs::read_to_string(&path).unwrap();
+    // A table that is added again and again until the monitor listens, and one at the end.
+    let wait_for = |table: &str| {
+        let end = Instant::now() + Duration::from_secs(15);
+        while !text().contains(&format!("add table inet {table}\n")) {
+            assert!(Instant::now() < end, "nft monitor has not printed {table}: {}", text());
+            run("nft", &format!("add table inet {table}"));
+            run("nft", &format!("delete table inet {table}"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    wait_for("before");
+    task();
+    wait_for("after");
+    let _ = (monitor.kill(), monitor.wait());
+    text().split("# new generation").map(str::to_owned).collect()
+}
+
+#[test]
+fn tables_are_replaced_in_one_transaction() {
+    in_namespace(|| {
+        let folder = Folder::new();
+        let ((_device, t0), (_class_device, c0)) = (tun("t0"), tun("c0"));
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
+        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2) }];
+        let config = ClientNetConfig::new(t0, 0);
+        let mut client = ClientNet::new(config.clone()).unwrap();
+        let mut classes = ClassNet::new(config, tuns, Vec::new()).unwrap();
+        let mut apply = |address: &str| {
+            client.apply(&mut undo, &wanted(&[address], Routes::None, 1400)).unwrap();
+            let given = DeviceAddresses { addresses: vec![net(address)], own: true };
+            classes.apply(&mut undo, vec![given], 1400).unwrap();
+        };
+        apply("10.9.0.3/32");
+        let transactions = nft_transactions(&folder, || apply("10.9.0.4/32"));
+        for table in ["mpvpn_t0_addresses", "mpvpn_t0_classes"] {
+            let removes = |one: &&String| one.contains(&format!("delete table inet {table}\n"));
+            let removed: Vec<&String> = transactions.iter().filter(removes).collect();
+            let [replaced] = removed[..] else { panic!("{table} is replaced once: {transactions:#?}") };
+            assert!(replaced.contains(&format!("add table inet {table}\n")), "{transactions:#?}");
+            assert!(run("nft", &format!("list table inet {table}")).contains("10.9.0.4"));
+        }
+        assert_eq!(undo.revert_all_steps().len(), 0);
+        assert_eq!(run("nft", "list tables"), "");
+    });
+}
+
 /// Removes the differences between versions of `nft`.
 pub(crate) fn squeezed(text: &str) -> String {
     let words = text.replace(['{', '}', '(', ')'], " ");
