@@ -73,5 +73,6 @@ mod top;
 mod unanswered;
 mod untouched;
 mod users;
+mod vlan;
 mod without_root;
 mod without_sudo;

@@ -1,17 +1,19 @@
 //! Machine tests: whole Debian systems, booted in containers, on which the package is installed, used,
-//! upgraded and purged.
+//! upgraded and purged; and one with a kernel of its own, in which end-to-end stories run.
 //!
-//! In: root file systems (`tests/machines/setup`), the package (`./dev package`), and the names of tests;
-//! `./dev test machines` brings all of them. Out: a line per step with its duration, then the result of each
-//! test; journals of a failed test in `target/machine-failures`. Always holds: everything happens in
-//! namespaces of this process ([`isolation`]); every wait is bounded; nothing is left when the process ends,
-//! however it ends.
+//! In: root file systems (`tests/machines/setup`), the package (`./dev package`), the program of the stories,
+//! and the names of tests; `./dev test machines` brings all of them. Out: a line per step with its duration,
+//! then the result of each test; journals of a failed test in `target/machine-failures`. Always holds:
+//! everything happens in namespaces of this process ([`isolation`]); every wait is bounded; nothing is left
+//! when the process ends, however it ends.
 //!
 //! [`network`] is the internet between the machines, [`machine`] one of them, [`site`] a server and its
-//! clients, [`snapshot`] what a machine consists of, before and after. The tests are in [`stories`].
+//! clients, [`snapshot`] what a machine consists of, before and after. [`emulated_machine`] has a kernel of
+//! its own. The tests are in [`stories`].
 // Edge: tests run processes, sockets and clocks.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod emulated_machine;
 mod isolation;
 mod machine;
 mod network;

@@ -16,7 +16,7 @@ use crate::isolation::run;
 /// twice while it is upgraded. Smaller: upgrades fail. Larger: three machines take more memory than small
 /// test machines have.
 const WRITABLE: &str = "size=1g,mode=755";
-/// Memory for the extracted archives, about 400 MB with all layers.
+/// Memory for the extracted archives, about 600 MB with all layers.
 const SHARED: &str = "size=2g,mode=755";
 /// Where everything is mounted. The mount is visible to this program and its machines only.
 const FOLDER: &str = "/run/systemd/mpvpn-machines";

@@ -11,6 +11,7 @@ mod kill_switch;
 mod lifecycle;
 mod ssh;
 mod upgrade;
+mod vlan;
 
 /// A test of whole machines.
 pub(crate) struct Story {
@@ -26,7 +27,7 @@ pub(crate) struct Story {
 }
 
 /// All tests, in the order in which they run.
-pub(crate) const STORIES: [Story; 14] = [
+pub(crate) const STORIES: [Story; 15] = [
     Story {
         name: "lifecycle",
         proves: "a server and two clients are installed, joined, used, reloaded, revoked, removed and purged without a trace",
@@ -110,5 +111,11 @@ pub(crate) const STORIES: [Story; 14] = [
         proves: "the same with a chain of nftables that drops",
         is_short: false,
         run: firewalls::nftables,
+    },
+    Story {
+        name: "vlan",
+        proves: "with Debian's kernel VLANs are links of a client, and sources of the packets of a class",
+        is_short: false,
+        run: vlan::run,
     },
 ];
