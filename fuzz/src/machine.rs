@@ -54,8 +54,9 @@ fn changes_own_tables(script: &str) {
             '\n' if depth == 0 => {
                 let words: Vec<&str> = statement.split_whitespace().collect();
                 let table = match words.as_slice() {
-                    ["table", "inet", table] | ["delete", "table", "inet", table] => table,
-                    ["add" | "delete", "element", "inet", table, _set] => table,
+                    ["table", "inet", table] | ["delete" | "flush", "table", "inet", table] => table,
+                    ["add" | "delete", "element", "inet", table, _set]
+                    | ["flush", "map", "inet", table, _set] => table,
                     other => panic!("{other:?}: {script}"),
                 };
                 assert!(table.starts_with("mpvpn_"), "{table}: {script}");

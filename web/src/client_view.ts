@@ -6,6 +6,7 @@ import { button, card, h, icon, setAttribute, setHidden, setText } from "./dom.t
 import { EventsCard } from "./events_card.ts";
 import { FlowsCard } from "./flows_card.ts";
 import { formatBytes, formatPercent, formatRate, formatRtt } from "./format.ts";
+import { ForwardsCard } from "./forwards_card.ts";
 import { openLinkDialog } from "./link_dialog.ts";
 import { type LinkRow, linkRows } from "./link_rows.ts";
 import { describe } from "./marks.ts";
@@ -34,6 +35,7 @@ export class ClientView implements View {
   private readonly links: DataTable<LinkRow>;
   private readonly classes: DataTable<TrafficClass & { key: string }>;
   private readonly flows = new FlowsCard("client");
+  private readonly forwards = new ForwardsCard();
   private readonly events = new EventsCard();
   private readonly blocked: HTMLElement;
   private readonly announcer: Announcer;
@@ -73,6 +75,7 @@ export class ClientView implements View {
         card("Classes", "classes", [], this.classes.element),
         this.events.element,
       ),
+      this.forwards.element,
       this.flows.element,
     );
   }
@@ -107,6 +110,7 @@ export class ClientView implements View {
     this.rates.push(new Map(used.map((link): [string, Rates] => [link.name, link])));
     this.showLinks(status);
     this.classes.update(status.classes.map((of) => ({ ...of, key: of.name })));
+    this.forwards.onStatus(status);
     this.flows.onStatus(status);
   }
 

@@ -5,6 +5,7 @@ import { h } from "./dom.ts";
 import { EventsCard } from "./events_card.ts";
 import { FlowsCard } from "./flows_card.ts";
 import { formatRate, plural } from "./format.ts";
+import { ForwardsCard } from "./forwards_card.ts";
 import { describe } from "./marks.ts";
 import { SeriesNumbers } from "./patterns.ts";
 import { RatesCard } from "./rates_card.ts";
@@ -26,6 +27,7 @@ export class ServerView implements View {
   /** Left out at a server without authentication. */
   private readonly users: UsersCard | undefined;
   private readonly flows = new FlowsCard("server");
+  private readonly forwards = new ForwardsCard();
   private readonly events = new EventsCard();
   private readonly announcer: Announcer;
 
@@ -61,6 +63,7 @@ export class ServerView implements View {
       this.sessions.element,
       ...(this.users ? [this.users.element] : []),
       this.events.element,
+      this.forwards.element,
       this.flows.element,
     );
   }
@@ -84,6 +87,7 @@ export class ServerView implements View {
     this.sessionCount.update(String(all), plural(stream + datagram + udp, "flow"));
     this.rates.push(new Map(status.classes.map((of): [string, Rates] => [of.name, of])));
     this.sessions.onStatus(status, this.rates.now());
+    this.forwards.onStatus(status);
     this.flows.onStatus(status);
   }
 

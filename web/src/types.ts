@@ -40,9 +40,19 @@ export interface Status {
   paths: Path[];
   flows: { stream: number; datagram: number; udp: number };
   clients: Client[];
+  forwards?: Forward[];
   /** Number of all sessions, and of those that match what is looked for. */
   sessions_total?: number;
   sessions_found?: number;
+}
+
+/** A port that leads on to a host. */
+export interface Forward {
+  port: string;
+  to: string;
+  addresses: string[];
+  tx_bytes: number;
+  rx_bytes: number;
 }
 
 export interface Link extends Rates, SentAndReceived {

@@ -8,6 +8,7 @@ use std::{net::SocketAddr, time::Instant};
 use mpvpn_config::ClientConfig;
 use mpvpn_error::RunError;
 use mpvpn_proxy::Proxy;
+use mpvpn_status::ForwardedPort;
 use mpvpn_tunnel::{AddressesInUse, Assignment, RelayId, UdpId};
 
 use super::{embedded::AppHost, kill_switch::ClientKillSwitch, machine::Machine};
@@ -71,6 +72,11 @@ impl ClientKind {
     /// Lets packets pass between the tunnel and the networks behind this machine, as configured.
     pub(super) fn set_site(&mut self, config: &ClientConfig) -> Result<(), RunError> {
         if let Self::Machine(machine) = self { machine.set_site(config) } else { Ok(()) }
+    }
+
+    /// The ports that lead to hosts behind this machine.
+    pub(super) fn forwards(&mut self, config: &ClientConfig) -> Vec<ForwardedPort> {
+        if let Self::Machine(machine) = self { machine.forwards(config) } else { Vec::new() }
     }
 
     /// The proxies, if this is the kind of client.

@@ -17,7 +17,7 @@ use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, UndoJournal,
     dns::{ResolverConfig, link_resolvers, uses_systemd_resolved},
-    firewall::{MarkBits, PacketMatch, PortForward, SiteNetwork, SiteRules},
+    firewall::{ForwardCounters, MarkBits, PacketMatch, PortForward, SiteNetwork, SiteRules},
     netlink::{Interface, MAIN_TABLE},
     tunnel_net::{
         self, BypassNet, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState,
@@ -26,7 +26,7 @@ use mpvpn_os::{
     undo::{self, CLASS_MARKS, INSTANCE_NUMBERS, Step},
 };
 use mpvpn_sockets::packet_io::{TUN_QUEUE_PACKETS, undo_changes};
-use mpvpn_status::KillSwitchState;
+use mpvpn_status::{ForwardedPort, KillSwitchState};
 use mpvpn_tunnel::{AddressesInUse, Assignment};
 use mpvpn_types::Domain;
 use tokio::runtime::Handle;
@@ -66,6 +66,7 @@ pub(super) struct Machine {
     pub(super) bypass: Bypass,
     /// The networks behind this machine.
     site: ClientSite,
+    forward_counters: ForwardCounters,
     resolver: ResolverConfig,
     /// The name servers that were applied last, and the domain below which names are asked for there.
     applied_resolvers: Option<(Vec<IpAddr>, Option<Arc<Domain>>)>,
@@ -178,6 +179,7 @@ impl Machine {
         let mut net = ClientNet::new(net_config)?;
         classes.adopt(&undo);
         net.adopt(&undo);
+        let forward_counters = ForwardCounters::of_client(&tun_name);
         let mut machine = Self {
             net,
             inbound,
@@ -189,6 +191,7 @@ impl Machine {
             is_shared: false,
             bypass,
             site: ClientSite::default(),
+            forward_counters,
             applied_resolvers: None,
             dns_leak: None,
             local_names: None,
@@ -498,7 +501,31 @@ impl Machine {
         if rules.networks.is_empty() && rules.forwards.is_empty() && self.site.is_empty() {
             return Ok(());
         }
-        Ok(self.site.set(&mut self.undo, rules)?)
+        self.forward_counters.read();
+        let result = self.site.set(&mut self.undo, rules);
+        // Those of a new table begin at 0.
+        self.forward_counters.read();
+        Ok(result?)
+    }
+
+    /// The ports that lead to hosts behind this machine.
+    pub(super) fn forwards(&mut self, config: &ClientConfig) -> Vec<ForwardedPort> {
+        if config.site.forwards.is_empty() {
+            return Vec::new();
+        }
+        self.forward_counters.read();
+        let of = |forward: &Forward| {
+            let bytes = self.forward_counters.of(forward.ports.protocol_number(), forward.ports.range.0);
+            ForwardedPort {
+                port: forward.ports.to_string(),
+                to: forward.to.to_string(),
+                addresses: port_forward(forward).map_or(Vec::new(), |forward| forward.to),
+                from: forward.from.clone(),
+                tx_bytes: bytes.to_host,
+                rx_bytes: bytes.from_host,
+            }
+        };
+        config.site.forwards.iter().map(of).collect()
     }
 
     /// Takes back what was changed. The kill switch is lifted only where the client was told to end.

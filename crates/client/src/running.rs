@@ -440,6 +440,7 @@ impl Running {
         status.proxy = self.kind.proxy().is_some();
         status.notes.extend(self.config.note());
         status.announced = self.networks();
+        status.forwards = self.kind.forwards(&self.config);
         (status.confinement, status.memory) = (confine::status(), event_loop::memory());
         status.kill_switch =
             self.kind.machine().map(|machine| machine.kill_switch_state(self.session.is_up()));

@@ -9,6 +9,7 @@
 mod bypass;
 mod client_filter;
 mod forward;
+mod forward_counters;
 mod inbound;
 mod marking;
 pub(crate) mod script;
@@ -19,6 +20,7 @@ use std::{collections::BTreeMap, net::IpAddr, path::Path};
 pub(crate) use bypass::{BypassLink, BypassMatch, BypassTable, Destination};
 pub use client_filter::{ClientFilter, FilterRule, Profile, SessionProfiles};
 pub use forward::{PortForward, set_forwards};
+pub use forward_counters::{ForwardCounters, ForwardedBytes};
 use ipnet::IpNet;
 pub use marking::{MarkBits, MarkRule, PacketMatch};
 use serde::{Deserialize, Serialize};
@@ -280,7 +282,12 @@ fn script_of(rules: &Rules) -> String {
         chain(("output", "route", "output"), MARKING_PRIORITY, outgoing);
     }
     chains.extend(rules.site.iter().flat_map(|site| site.chains()));
-    script::replacement(&table_name(&rules.name), &chains)
+    let renewed = if rules.site.as_ref().is_some_and(|site| !site.forwards.is_empty()) {
+        script::renewal
+    } else {
+        script::replacement
+    };
+    renewed(&table_name(&rules.name), &chains)
 }
 
 fn masquerade_rule(masquerade: &Masquerade) -> String {

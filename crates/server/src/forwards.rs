@@ -7,14 +7,14 @@
 use std::{
     collections::BTreeSet,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use mpvpn_config::{Forward, ForwardHost};
 use mpvpn_input::{Error, Result};
 use mpvpn_os::{
     OsError,
-    firewall::{PortForward, set_forwards},
+    firewall::{ForwardCounters, PortForward, set_forwards},
     port_holders::holders_of,
 };
 use mpvpn_status::ForwardedPort;
@@ -76,12 +76,14 @@ type Led = (Forward, Vec<IpAddr>);
 pub(super) struct ForwardTable {
     tun: String,
     forwards: Arc<Mutex<Vec<Led>>>,
+    counters: Arc<Mutex<ForwardCounters>>,
 }
 
 impl ForwardTable {
     /// Forwards of the server with this TUN device, none of which is in force.
     pub(super) fn new(tun: &str, forwards: &[Forward]) -> Self {
-        let table = Self { tun: tun.to_owned(), forwards: Arc::default() };
+        let counters = Arc::new(Mutex::new(ForwardCounters::of_server(tun)));
+        let table = Self { tun: tun.to_owned(), forwards: Arc::default(), counters };
         table.replace(forwards);
         table
     }
@@ -97,7 +99,18 @@ impl ForwardTable {
     /// # Errors
     /// If nft refuses.
     pub(super) fn update(&self, registry: &Registry) -> std::result::Result<(), OsError> {
-        set_forwards(&self.tun, &self.led_now(registry))
+        let in_force = self.led_now(registry);
+        drop(self.read_counters());
+        let result = set_forwards(&self.tun, &in_force);
+        // Those of a new table begin at 0.
+        drop(self.read_counters());
+        result
+    }
+
+    fn read_counters(&self) -> MutexGuard<'_, ForwardCounters> {
+        let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        counters.read();
+        counters
     }
 
     /// Takes note of where each port leads now. The lock is not held while nft works, as the status waits for
@@ -127,11 +140,20 @@ impl ForwardTable {
     /// The forwards as the status has them.
     pub(super) fn status(&self) -> Vec<ForwardedPort> {
         let forwards = self.forwards.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = |(forward, target): &Led| ForwardedPort {
-            port: forward.ports.to_string(),
-            to: forward.to.to_string(),
-            addresses: target.clone(),
-            from: forward.from.clone(),
+        if forwards.is_empty() {
+            return Vec::new();
+        }
+        let counters = self.read_counters();
+        let of = |(forward, target): &Led| {
+            let bytes = counters.of(forward.ports.protocol_number(), forward.ports.range.0);
+            ForwardedPort {
+                port: forward.ports.to_string(),
+                to: forward.to.to_string(),
+                addresses: target.clone(),
+                from: forward.from.clone(),
+                tx_bytes: bytes.to_host,
+                rx_bytes: bytes.from_host,
+            }
         };
         forwards.iter().map(of).collect()
     }

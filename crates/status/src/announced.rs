@@ -7,6 +7,8 @@ use mpvpn_types::word_enum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::metrics::{Metric, metrics};
+
 word_enum! {
     /// Whether a network behind a client is reached there.
     pub enum NetworkState {
@@ -53,7 +55,7 @@ impl AnnouncedNetwork {
     }
 }
 
-/// Ports of a server's machine that lead to a host in the tunnel.
+/// Ports of a server's machine that lead to a host in the tunnel, or of a client's address to one behind it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForwardedPort {
     /// Protocol and port, or a range of ports.
@@ -66,4 +68,18 @@ pub struct ForwardedPort {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub from: Vec<IpNet>,
+    /// Bytes of IP packets that were led to the host.
+    #[serde(default)]
+    pub tx_bytes: u64,
+    /// Bytes of IP packets that came back.
+    #[serde(default)]
+    pub rx_bytes: u64,
+}
+
+impl ForwardedPort {
+    /// The metrics of each forwarded port.
+    pub const METRICS: &[Metric<Self>] = metrics! { forward: ForwardedPort;
+        "forward_transmit_bytes_total" Counter forward.tx_bytes, "Bytes of IP packets led from a forwarded port to its host.";
+        "forward_receive_bytes_total" Counter forward.rx_bytes, "Bytes of IP packets that came back from the host of a forwarded port.";
+    };
 }

@@ -104,7 +104,8 @@ pub struct Status {
     /// Networks behind this client, or behind the clients of a server; left out if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedNetwork>,
-    /// Ports of a server's machine that lead to hosts in the tunnel; left out if there are none.
+    /// Ports of a server's machine that lead to hosts in the tunnel, or of a client's address there that lead
+    /// to hosts behind it; left out if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forwards: Vec<ForwardedPort>,
     /// QUIC handshakes since the start.

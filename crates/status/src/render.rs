@@ -339,11 +339,12 @@ fn announced(status: &Status) -> Table {
 }
 
 fn forwards(status: &Status) -> Table {
-    let mut table = Table::new("port|leads to|now|from");
+    let mut table = Table::new("port|leads to|now|>to it|>back|from");
     for one in &status.forwards {
         let now =
             if one.addresses.is_empty() { "nobody: no session".to_owned() } else { join(&one.addresses) };
-        table.row([one.port.clone(), one.to.clone(), now, join(&one.from)]);
+        let [to, back] = [one.tx_bytes, one.rx_bytes].map(format_bytes);
+        table.row([one.port.clone(), one.to.clone(), now, to, back, join(&one.from)]);
     }
     table.without_empty_columns()
 }

@@ -19,6 +19,8 @@ const SOON: Duration = Duration::from_secs(15);
 /// The LAN of the first home is that of the testbed, with the host 192.168.77.2. The second home has the same
 /// network, and its host is the client's own machine.
 const SECOND_HOST: &str = "192.168.77.9";
+/// The address of a server's metrics.
+const METRICS: &str = "127.0.0.1:9464";
 
 /// A server with users, a client with a LAN, and one whose LAN has the same addresses.
 fn two_homes() -> Site {
@@ -231,6 +233,17 @@ fn gets(testbed: &Testbed, from: Host, url: &str) -> bool {
     output.status.success() && output.stdout == b"1000"
 }
 
+/// The bytes that forwarded ports have carried: to the host, and back.
+fn forwarded_bytes<const N: usize>(process: &MpvpnProcess, ports: [&str; N]) -> [(u64, u64); N] {
+    let status = process.status();
+    ports.map(|port| {
+        let all = status["forwards"].as_array().expect("forwards");
+        let one = all.iter().find(|one| one["port"] == port).expect("the forward");
+        let bytes = |key: &str| one[key].as_u64().expect("a number");
+        (bytes("tx_bytes"), bytes("rx_bytes"))
+    })
+}
+
 #[test]
 fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
     let Site { server, testbed } = two_homes();
@@ -243,7 +256,7 @@ fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
         + &forward("tcp/8081", &format!("192.168.77.2:{lan}"))
         + "from = [\"198.51.100.0/24\", \"10.0.0.0/24\"]\n";
     fs::write(&file, &forwards).expect("a file to write");
-    let args = ["--auth", "token", "--state-dir", "state", "--config", "server.toml"];
+    let args = ["--auth", "token", "--state-dir", "state", "--config", "server.toml", "--metrics", METRICS];
     let site = Site { server: testbed.server(&args), testbed };
     let testbed = &site.testbed;
     let at = |port: u16| format!("http://{}:{port}/1000", "198.51.100.1");
@@ -276,6 +289,23 @@ fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
     testbed.link(1).cut();
     assert!(download.wait().expect("curl ends").success());
 
+    // Each forward shows what it has carried, to the host and back.
+    let [_, of_lan] = forwarded_bytes(&site.server, ["tcp/8080", "tcp/8081"]);
+    assert!((4 * MB..5 * MB).contains(&of_lan.1), "{of_lan:?} came back");
+    assert!((10_000..MB).contains(&of_lan.0), "{of_lan:?} went there");
+    let [own] = forwarded_bytes(&client, ["tcp/9000"]);
+    assert!((1000..5000).contains(&own.1) && (200..5000).contains(&own.0), "{own:?}");
+    let metrics = testbed.run(Host::Server, &["curl", "-sSf", &format!("http://{METRICS}/metrics")]);
+    let metric = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| value.trim().parse::<f64>().ok()).unwrap_or_else(|| panic!("{name}: {metrics}"))
+    };
+    let receive = metric("mpvpn_forward_receive_bytes_total{port=\"tcp/8081\"}") as u64;
+    let transmit = metric("mpvpn_forward_transmit_bytes_total{port=\"tcp/8081\"}") as u64;
+    // The last packets of a connection may come in between.
+    let is_about = |figure: u64, wanted: u64| (wanted..wanted + 1000).contains(&figure);
+    assert!(is_about(receive, of_lan.1) && is_about(transmit, of_lan.0), "{receive} {transmit} {of_lan:?}");
+
     // A port that a program has is refused by its name, and nothing changes.
     fs::write(&file, forwards.clone() + &forward(&format!("tcp/{taken}"), "anna")).expect("a file to write");
     let socket = site.server.socket().to_str().expect("ASCII").to_owned();
@@ -290,6 +320,12 @@ fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
     fs::write(&file, forward("tcp/8081", "bob")).expect("a file to write");
     let reload = testbed.mpvpn(Host::Server, &["config", "reload", "--api-socket", &socket]);
     assert!(reload.status.success(), "{reload:?}");
-    let table = testbed.run(Host::Server, &["nft", "list", "table", "inet", "mpvpn_mpvpn0_forwards"]);
-    assert!(table.contains("8081") && !table.contains("8080"), "{table}");
+    eventually(SOON, "the table is in force", || {
+        let args = ["nft", "list", "table", "inet", "mpvpn_mpvpn0_forwards"];
+        let table = testbed.run(Host::Server, &args);
+        let is_there = |port: &str| table.contains(&format!("dport {port} dnat"));
+        if is_there("8081") && !is_there("8080") { Ok(()) } else { Err(table) }
+    });
+    let [after] = forwarded_bytes(&site.server, ["tcp/8081"]);
+    assert!(is_about(after.1, of_lan.1) && is_about(after.0, of_lan.0), "a change loses nothing: {after:?}");
 }

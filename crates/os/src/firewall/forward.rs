@@ -2,7 +2,8 @@
 //!
 //! In: ports and hosts. Out: the table `inet mpvpn_<tun>_forwards`. Always holds: a packet to such a port at
 //! an address of this machine has the host as its destination from then on; its source stays, but where it
-//! comes from the tunnel and goes back there, so that the answer comes this way, too.
+//! comes from the tunnel and goes back there, so that the answer comes this way, too; a counter has the bytes
+//! of each direction.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,8 +11,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, SOURCE_NAT_PRIORITY, apply,
-    script::{any_of, hook_chain, quoted, replacement},
+    Change, SOURCE_NAT_PRIORITY, apply, forward_counters,
+    script::{any_of, hook_chain, quoted, renewal},
     site::nets,
     table_name,
 };
@@ -19,6 +20,8 @@ use crate::error::OsError;
 
 /// Before `dstnat` of nft(8) (-100): other programs' translations do not come first.
 const PRIORITY: i32 = -101;
+/// Behind all translation of destinations: the first packet of a connection is counted, too.
+const COUNTING_PRIORITY: i32 = -50;
 
 /// Ports that lead to a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -46,8 +49,7 @@ impl PortForward {
                 None if self.from.is_empty() => String::new(),
                 None => return None,
             };
-            let (first, last) = self.ports;
-            let ports = if first == last { first.to_string() } else { format!("{first}-{last}") };
+            let ports = range_of(self.ports);
             let host = match (self.to_port, to) {
                 (Some(port), to) => SocketAddr::new(*to, port).to_string(),
                 (None, to) => to.to_string(),
@@ -60,6 +62,47 @@ impl PortForward {
         };
         self.to.iter().filter_map(rule).collect()
     }
+}
+
+fn range_of((first, last): (u16, u16)) -> String {
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
+}
+
+fn counters_of(forward: &PortForward) -> [String; 2] {
+    forward_counters::names(forward.protocol, forward.ports.0)
+}
+
+/// Counters of the packets that the forwards lead between this machine and the tunnel, and their chains;
+/// packets to `others` were translated for another reason. `hosts_in_tunnel`: as at a server.
+pub(super) fn counting(
+    tun: &str,
+    forwards: &[PortForward],
+    hosts_in_tunnel: bool,
+    others: &[String],
+) -> Vec<String> {
+    let tun = quoted(tun);
+    let rules = |by: &str, is_answer: bool| {
+        let (tun, direction) = (&tun, if is_answer { "reply" } else { "original" });
+        let count = move |forward: &PortForward| {
+            format!(
+                "{by} {tun} ct status dnat ct direction {direction} meta l4proto {} ct original proto-dst {} counter name {}",
+                forward.protocol,
+                range_of(forward.ports),
+                quoted(&counters_of(forward)[usize::from(is_answer)])
+            )
+        };
+        let skipped = others.iter().map(|to| format!("ct original {to} return"));
+        skipped.chain(forwards.iter().map(count)).collect::<Vec<_>>()
+    };
+    let names = forwards.iter().flat_map(counters_of);
+    let counters = names.map(|name| format!("counter {name} {{\n}}\n"));
+    let chains = [
+        ("count_in", "prerouting", rules("iifname", hosts_in_tunnel)),
+        ("count_out", "postrouting", rules("oifname", !hosts_in_tunnel)),
+    ];
+    let chains = chains
+        .map(|(name, hook, rules)| hook_chain((name, "filter", hook), COUNTING_PRIORITY, "accept", rules));
+    counters.chain(chains).collect()
 }
 
 /// Replaces the forwards of the server with this TUN device; without any there is no table.
@@ -81,20 +124,17 @@ pub(super) fn script(tun: &str, forwards: &[PortForward]) -> String {
     let inward = forwards.iter().flat_map(|forward| forward.rules(None)).collect::<Vec<_>>();
     let tun_name = quoted(tun);
     let back = format!("iifname {tun_name} oifname {tun_name} ct status dnat masquerade");
-    let chains = [
+    let mut objects = counting(tun, forwards, true, &[]);
+    objects.extend([
         hook_chain(("forward_in", "nat", "prerouting"), PRIORITY, "accept", inward),
         hook_chain(("forward_back", "nat", "postrouting"), SOURCE_NAT_PRIORITY - 1, "accept", [back]),
-    ];
-    replacement(&table(tun), &chains)
+    ]);
+    renewal(&table(tun), &objects)
 }
 
 /// A rule that lets clients reach the forwarded ports at the addresses of this machine.
 pub(super) fn reachable(protocol: u8, ports: &[(u16, u16)]) -> Option<String> {
-    let range = |(first, last): &(u16, u16)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    };
-    let all = ports.iter().map(range).collect::<Vec<_>>();
+    let all = ports.iter().map(|ports| range_of(*ports)).collect::<Vec<_>>();
     (!all.is_empty())
         .then(|| format!("fib daddr type local meta l4proto {protocol} th dport {} accept", any_of(all)))
 }
@@ -127,6 +167,18 @@ mod tests {
             some.rules(None),
             [format!("meta nfproto ipv4 {head} ip saddr {{ 203.0.113.0/24 }} dnat ip to 10.0.0.2")]
         );
-        assert!(script("t0", &[some]).starts_with("table inet mpvpn_t0_forwards\ndelete table"));
+        let counted =
+            counting("t0", std::slice::from_ref(&some), true, &["ip daddr { 10.77.1.0/24 }".to_owned()])
+                .concat();
+        let count = "meta l4proto 17 ct original proto-dst 5000-5010 counter name \"forward_17_5000";
+        for line in [
+            "counter forward_17_5000_back {".to_owned(),
+            format!("oifname \"t0\" ct status dnat ct direction original {count}_to\""),
+            format!("iifname \"t0\" ct status dnat ct direction reply {count}_back\""),
+            "ct original ip daddr { 10.77.1.0/24 } return".to_owned(),
+        ] {
+            assert!(counted.lines().any(|found| found == line), "{line}: {counted}");
+        }
+        assert!(script("t0", &[some]).starts_with("table inet mpvpn_t0_forwards\nflush table"));
     }
 }

@@ -29,6 +29,12 @@ pub(crate) fn replacement(table: &str, objects: &[String]) -> String {
     format!("{}table inet {table} {{\n{}}}\n", removal(table), objects.concat())
 }
 
+/// As [`replacement`], but counters and chains of the table stay, and keep what they have counted: for tables
+/// whose chains have the same hooks each time.
+pub(crate) fn renewal(table: &str, objects: &[String]) -> String {
+    format!("table inet {table}\nflush table inet {table}\ntable inet {table} {{\n{}}}\n", objects.concat())
+}
+
 /// A chain at a hook of netfilter, with its rules; `kind` is `filter`, `nat`, or `route` to route packets
 /// again after a change of their mark.
 pub(crate) fn hook_chain(

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    PortForward, SOURCE_NAT_PRIORITY,
+    PortForward, SOURCE_NAT_PRIORITY, forward,
     script::{ANSWERS, REJECT, any_of, hook_chain, protocol_of, quoted},
 };
 
@@ -50,15 +50,26 @@ impl SiteRules {
         let chain = |(name, kind, hook), priority, rules: Vec<String>| {
             (!rules.is_empty()).then(|| hook_chain((name, kind, hook), priority, "accept", rules))
         };
-        [
+        let chains = [
             chain(("site_filter", "filter", "prerouting"), FILTER_PRIORITY, self.filter()),
             chain(("site_in", "nat", "prerouting"), DESTINATION_NAT_PRIORITY, self.inward()),
             // Before that of a shared tunnel: the first translation of a connection counts.
             chain(("site_out", "nat", "postrouting"), SOURCE_NAT_PRIORITY - 1, self.outward()),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        ];
+        self.counting().into_iter().chain(chains.into_iter().flatten()).collect()
+    }
+
+    fn counting(&self) -> Vec<String> {
+        if self.forwards.is_empty() {
+            return Vec::new();
+        }
+        let mapped = self.networks.iter().filter(|one| one.network != one.announced);
+        let mapped: Vec<IpNet> = mapped.map(|one| one.announced).collect();
+        let others = [true, false].into_iter().filter_map(|is_v4| {
+            let protocol = if is_v4 { "ip" } else { "ip6" };
+            Some(format!("{protocol} daddr {}", nets(is_v4, mapped.iter().copied())?))
+        });
+        forward::counting(&self.tun, &self.forwards, false, &others.collect::<Vec<_>>())
     }
 
     fn filter(&self) -> Vec<String> {

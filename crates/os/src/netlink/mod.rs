@@ -24,7 +24,7 @@ use netlink_packet_route::{
 pub use route::{MAIN_TABLE, Route, RouteKind};
 pub use rule::{Family, Rule};
 use socket::{Change, Socket};
-pub(crate) use socket::{encode, receive};
+pub(crate) use socket::{Messages, encode, receive};
 
 use crate::error::{OsError, ignore_gone};
 

@@ -159,7 +159,7 @@ pub(crate) fn receive(socket: &netlink_sys::Socket, buffer: &mut Vec<u8>) -> io:
 }
 
 /// Iterates over the messages in a datagram; stops at a message with an impossible length.
-pub(super) struct Messages<'a>(pub(super) &'a [u8]);
+pub(crate) struct Messages<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = &'a [u8];

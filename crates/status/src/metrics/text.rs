@@ -7,7 +7,7 @@ use super::{
     Metric, SingleMetric,
     users::UserFigures,
 };
-use crate::{Class, Link, Path, PathState, Status};
+use crate::{Class, ForwardedPort, Link, Path, PathState, Status};
 use mpvpn_input::role::Role;
 
 const BUILD_INFO: SingleMetric =
@@ -90,6 +90,9 @@ pub fn exposition(status: &Status, users: &BTreeMap<String, UserFigures>) -> Str
         Role::Client => out.per_item(Path::METRICS, &by_labels(&status.paths)),
         Role::Server => client_totals(&mut out, status),
     }
+    let forwards: BTreeMap<_, _> =
+        status.forwards.iter().map(|forward| (vec![("port", forward.port.clone())], forward)).collect();
+    out.per_item(ForwardedPort::METRICS, &forwards);
     let users: BTreeMap<_, _> =
         users.iter().map(|(name, figures)| (vec![("user", name.clone())], figures)).collect();
     out.per_item(UserFigures::METRICS, &users);
@@ -357,7 +360,11 @@ mod tests {
                 paths: example.paths.clone(),
             });
         }
+        let forward = r#"[{"port":"tcp/8443","to":"anna:443","addresses":[],"tx_bytes":7,"rx_bytes":9}]"#;
+        status.forwards = serde_json::from_str(forward).unwrap();
         let samples = parse(&exposition(&status));
+        assert_eq!(samples["mpvpn_forward_transmit_bytes_total{port=\"tcp/8443\"}"], 7.0);
+        assert_eq!(samples["mpvpn_forward_receive_bytes_total{port=\"tcp/8443\"}"], 9.0);
         assert_eq!(samples["mpvpn_clients"], 2.0);
         assert_eq!(samples["mpvpn_paths{class=\"bulk\",state=\"active\"}"], 2.0);
         for (refused, count) in [(401, 0.0), (403, 4.0), (421, 2.0)] {

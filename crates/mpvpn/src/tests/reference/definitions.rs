@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use mpvpn_config::{ClientOptions, ServerOptions};
 use mpvpn_status::{
-    Class, FlowList, Link, Path, Status,
+    Class, FlowList, ForwardedPort, Link, Path, Status,
     check::CheckReport,
     events::{Event, EventKind},
     measure::{EchoReport, MeasureReport},
@@ -103,6 +103,7 @@ pub(crate) fn all_metrics() -> Vec<Metric> {
         .chain(per_item(Class::METRICS, &["class"]))
         .chain(per_item(Link::METRICS, &["link"]))
         .chain(per_item(Path::METRICS, &["class", "link", "path"]))
+        .chain(per_item(ForwardedPort::METRICS, &["port"]))
         .chain(per_item(metrics::UserFigures::METRICS, &["user"]))
         .collect()
 }
