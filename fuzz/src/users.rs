@@ -90,7 +90,12 @@ fn settings(input: &mut Input<'_>) -> UserSettings {
     let some = |bit: u8| flags & 1 << bit != 0;
     UserSettings {
         expires: some(0).then(|| mpvpn_users::Expiry::in_days(SystemTime::now(), number.into())),
-        address: (0..if some(1) { number % 18 } else { 0 }).map(|last| [10, 0, 0, last].into()).collect(),
+        address: (0..if some(1) { number % 18 } else { 0 })
+            .map(|last| {
+                [format!("10.0.0.{last}"), format!("2001:db8:{last}::/48")][usize::from(last % 2)].clone()
+            })
+            .map(|text| text.parse().expect("an address"))
+            .collect(),
         route: some(5)
             .then(|| ipnet::IpNet::new_assert([192, 168, number, 0].into(), 24))
             .into_iter()

@@ -277,17 +277,20 @@ impl Machine {
             Routes::All => tunnel_net::Routes::All,
             Routes::None => tunnel_net::Routes::None,
             Routes::Advertised => {
-                let is_elsewhere =
-                    |net: &IpNet| !config.site.networks.iter().any(|one| one.announced.contains(net));
+                let own = config.site.networks.iter().map(|one| one.announced);
+                let own: Vec<_> = own.chain(assignment.networks.iter().copied()).collect();
+                let is_elsewhere = |net: &IpNet| !own.iter().any(|own| own.contains(net));
                 let advertised = advertised_networks(&assignment.routes).0.into_iter();
                 tunnel_net::Routes::Advertised(advertised.filter(is_elsewhere).collect())
             }
         };
-        let behind = config.site.networks.iter().map(|one| one.network).collect();
+        let behind = config.site.networks.iter().map(|one| one.network);
+        let behind = behind.chain(self.assigned_networks(config)).collect();
         let wanted = ClientNetState { addresses: assignment.addresses.clone(), routes, behind, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
         let given = (0..self.class_tuns.len()).map(|at| class_addresses(assignment, at)).collect();
         self.classes.apply(&mut self.undo, given, mtu)?;
+        self.set_site(config)?;
         self.set_resolvers(config)
     }
 
@@ -486,14 +489,20 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets packets pass between the tunnel and the networks behind this machine, as configured.
+    /// The networks that the server assigned, where others share the tunnel and can use them.
+    fn assigned_networks(&self, config: &ClientConfig) -> impl Iterator<Item = IpNet> {
+        let given = self.assignment.as_ref().filter(|_| !config.share.is_empty());
+        given.into_iter().flat_map(|given| given.networks.iter().copied())
+    }
+
+    /// Lets packets pass between the tunnel and the networks behind this machine, as configured and assigned.
     pub(super) fn set_site(&mut self, config: &ClientConfig) -> Result<(), RunError> {
         let site = &config.site;
-        let network =
-            |one: &mpvpn_config::SiteNetwork| SiteNetwork { network: one.network, announced: one.announced };
+        let announced = site.networks.iter().map(|one| (one.network, one.announced));
+        let networks = announced.chain(self.assigned_networks(config).map(|net| (net, net)));
         let rules = SiteRules {
             tun: self.tun_name.clone(),
-            networks: site.networks.iter().map(network).collect(),
+            networks: networks.map(|(network, announced)| SiteNetwork { network, announced }).collect(),
             accept_from: site.accept_from.clone(),
             masquerade: site.masquerade,
             forwards: site.forwards.iter().filter_map(port_forward).collect(),

@@ -582,7 +582,10 @@ impl Running {
         let servers = self.data_plane.sockets.links.remotes();
         let given = assignment.and_then(|given| given.sites.as_deref());
         let contains_server = |one: &SiteNetwork| contains_any(one, servers);
-        sites::of_client(&self.config.site, given, assignment.is_some(), contains_server)
+        let of_lan = assignment.map(|given| sites::assigned(given, !self.config.share.is_empty()));
+        let mut all = sites::of_client(&self.config.site, given, assignment.is_some(), contains_server);
+        all.extend(of_lan.into_iter().flatten());
+        all
     }
 
     /// Reports networks behind this machine whose states have changed. That nothing is known meanwhile is no

@@ -112,8 +112,9 @@ pub struct SiteConfig {
 }
 
 impl SiteConfig {
-    /// Checks the networks; `server` is where the client connects to.
-    pub(super) fn resolve(self, server: &ServerAddr) -> Result<Self> {
+    /// Checks the networks; `server` is where the client connects to. `is_shared`: hosts of a LAN use the
+    /// tunnel, and so networks that the server assigns.
+    pub(super) fn resolve(self, server: &ServerAddr, is_shared: bool) -> Result<Self> {
         let Self { networks, accept_from, masquerade, forwards } = &self;
         for Forward { ports, to, .. } in forwards {
             if let ForwardHost::User(user) = &to.host {
@@ -123,7 +124,7 @@ impl SiteConfig {
                 ));
             }
         }
-        let is_given = *masquerade && forwards.is_empty() || !accept_from.is_empty();
+        let is_given = *masquerade && forwards.is_empty() || !accept_from.is_empty() && !is_shared;
         if networks.is_empty() && is_given {
             let option = if *masquerade { "masquerade" } else { "accept-from" };
             return Err(Error::usage(
@@ -184,7 +185,7 @@ mod tests {
             accept_from: accept_from.iter().map(|net| net.parse().unwrap()).collect(),
             ..SiteConfig::default()
         };
-        config.resolve(&"203.0.113.1:443".parse().unwrap()).map_err(|error| error.to_string())
+        config.resolve(&"203.0.113.1:443".parse().unwrap(), false).map_err(|error| error.to_string())
     }
 
     #[test]

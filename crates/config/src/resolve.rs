@@ -408,7 +408,8 @@ impl ClientConfig {
         let (networks, accept_from) = (options.announce, options.accept_from);
         let forwards = forward::resolve(options.forward, &[])?;
         let masquerade = options.masquerade;
-        let site = SiteConfig { networks, accept_from, masquerade, forwards }.resolve(&server)?;
+        let site = SiteConfig { networks, accept_from, masquerade, forwards };
+        let site = site.resolve(&server, !share.is_empty())?;
         let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan)?;
         let dashboard =
             ClientDashboard::of(options.dashboard, options.dashboard_cert, options.dashboard_key)?;

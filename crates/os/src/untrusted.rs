@@ -91,6 +91,9 @@ fn undo_step(step: &Step) -> UndoAction {
         Step::Address { interface, address } => {
             kernel(Message::DelAddress(netlink::address::message(interface.index, *address)))
         }
+        Step::Answer { interface, address } => {
+            kernel(Message::DelNeighbour(netlink::neighbour::proxy(interface.index, *address)))
+        }
         Step::Route { route, .. } => kernel(Message::DelRoute(route.message())),
         Step::Rule { rule } => kernel(Message::DelRule(rule.message())),
         Step::Firewall { rules } => {

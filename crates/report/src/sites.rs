@@ -2,7 +2,7 @@
 
 use mpvpn_config::{SiteConfig, SiteNetwork};
 use mpvpn_status::{AnnouncedNetwork, NetworkState};
-use mpvpn_tunnel::{Site, SiteState, SiteTable};
+use mpvpn_tunnel::{Assignment, Site, SiteState, SiteTable};
 
 /// The state of an announced network, and why it is not in use.
 pub fn state_of(state: SiteState) -> (NetworkState, &'static str) {
@@ -56,6 +56,22 @@ pub fn of_client(
         }
     };
     config.networks.iter().map(of_network).collect()
+}
+
+/// The networks that a server assigned to a client, whose tunnel others share or not.
+pub fn assigned(given: &Assignment, is_shared: bool) -> Vec<AnnouncedNetwork> {
+    let (state, reason) = match is_shared {
+        true => (NetworkState::InUse, ""),
+        false => (NetworkState::Unused, "the server assigned it, and hosts of a LAN use it with --share"),
+    };
+    let networks = given.networks.iter().map(|network| AnnouncedNetwork {
+        network: *network,
+        local: None,
+        user: None,
+        state,
+        reason: reason.to_owned(),
+    });
+    networks.collect()
 }
 
 /// The networks behind the clients of a server.

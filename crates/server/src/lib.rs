@@ -330,6 +330,10 @@ fn keep_leases(
     users: Option<&UserList>,
 ) -> Result<Option<LeaseKeeper>, RunError> {
     let now = Instant::now();
+    if let Some(users) = users {
+        // Leases of addresses outside of the pool are restored only where these belong to users.
+        registry.set_fixed_addresses(users.fixed_addresses());
+    }
     let is_known = |user: &str| users.is_none_or(|users| users.has(user));
     let is_kept =
         config.service.has_tun() && leases::restore(now, SystemTime::now(), &store, registry, is_known);

@@ -289,7 +289,7 @@ impl Worker {
         let sites = self.registry.wanted_sites();
         tracing::debug!(networks = sites.networks().count(), "the networks behind clients change");
         self.profiles.set_sites(sites.networks().map(|(network, user)| (network, self.users.of(user))))?;
-        self.net.set(sites.networks().map(|(network, _)| network).collect())?;
+        self.net.set(sites.routed().collect())?;
         self.registry.put_sites_in_force(sites);
         (self.sites_due, self.sites_from) = (false, now + SITES_INTERVAL);
         for shard in &self.shards {

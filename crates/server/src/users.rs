@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{
@@ -318,8 +317,8 @@ impl UserList {
         self.users.now().get(name).is_some()
     }
 
-    /// The fixed addresses of all users.
-    pub(super) fn fixed_addresses(&self) -> Vec<(IpAddr, String)> {
+    /// The fixed addresses and networks of all users.
+    pub(super) fn fixed_addresses(&self) -> Vec<(IpNet, String)> {
         self.users.now().fixed_addresses().collect()
     }
 

@@ -19,6 +19,8 @@ word_enum! {
         InUse = "in use",
         /// Another session of the same user has it.
         Standby = "standby",
+        /// The server assigned it to the client, and no host uses it.
+        Unused = "unused",
         /// The server does not say whether it is reached.
         Unknown = "unknown",
         /// It is not.

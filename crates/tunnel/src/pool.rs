@@ -1,7 +1,8 @@
 //! The pool of tunnel addresses that a server assigns to clients.
 //!
 //! In: subnets, and requests for addresses with the secret of a session. Out: addresses. Always holds: an
-//! address belongs to at most one session, and the pool is bounded by the subnets.
+//! address belongs to at most one session; the pool is bounded by the subnets, and by the IPv4 addresses
+//! outside of them that belong to users.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -192,10 +193,28 @@ impl AddressPool {
         self.v6
     }
 
+    /// The addresses at an offset. An IPv4 address outside of the subnet is an offset of its own, so that
+    /// 203.0.113.7 goes with the IPv6 address ::203.0.113.7 of the subnet.
     fn addresses_at(&self, offset: u32) -> Addresses {
+        let is_outside = self.is_outside(offset);
+        let first = if is_outside { 0 } else { u32::from(self.v4.network()) };
+        let v6 = self.v6.filter(|net| !is_outside || net.prefix_len() <= 96);
         Addresses {
-            v4: Some(Ipv4Addr::from(u32::from(self.v4.network()).wrapping_add(offset))),
-            v6: self.v6.map(|net| Ipv6Addr::from(u128::from(net.network()).wrapping_add(u128::from(offset)))),
+            v4: Some(Ipv4Addr::from(first.wrapping_add(offset))),
+            v6: v6.map(|net| Ipv6Addr::from(u128::from(net.network()).wrapping_add(u128::from(offset)))),
+        }
+    }
+
+    /// Whether an offset is an IPv4 address outside of the subnet.
+    fn is_outside(&self, offset: u32) -> bool {
+        offset > self.last_offset().max(1)
+    }
+
+    /// Whether an address is one of the subnets.
+    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
+        match ip {
+            IpAddr::V4(ip) => self.v4.contains(&ip),
+            IpAddr::V6(ip) => self.v6.is_some_and(|net| net.contains(&ip)),
         }
     }
 
@@ -213,7 +232,8 @@ impl AddressPool {
 
     fn offset_of(&self, ip: IpAddr) -> Option<u32> {
         let offset = match ip {
-            IpAddr::V4(ip) => self.v4.contains(&ip).then(|| u32::from(ip) - u32::from(self.v4.network()))?,
+            IpAddr::V4(ip) if self.v4.contains(&ip) => u32::from(ip) - u32::from(self.v4.network()),
+            IpAddr::V4(ip) => return Some(u32::from(ip)).filter(|offset| self.is_outside(*offset)),
             IpAddr::V6(ip) => {
                 let net = self.v6.filter(|net| net.contains(&ip))?;
                 u32::try_from(u128::from(ip) - u128::from(net.network())).ok()?
@@ -340,7 +360,8 @@ impl AddressPool {
         }
         let mut offsets = BTreeSet::new();
         for ip in &record.addresses {
-            let offset = self.offset_of(*ip).ok_or(RestoreError::OutsideOfPool(*ip))?;
+            let known = |offset: &u32| !self.is_outside(*offset) || self.fixed.contains_key(offset);
+            let offset = self.offset_of(*ip).filter(known).ok_or(RestoreError::OutsideOfPool(*ip))?;
             if self.by_offset.contains_key(&offset) || !offsets.insert(offset) {
                 return Err(RestoreError::Taken(*ip));
             }
@@ -400,8 +421,8 @@ impl AddressPool {
 
     /// Returns the first preferred offset without a lease, or the lowest.
     fn free_offset(&mut self, preferred: &[IpAddr]) -> Option<u32> {
-        let wish =
-            preferred.iter().filter_map(|ip| self.offset_of(*ip)).find(|offset| !self.is_taken(*offset));
+        let mut wishes = preferred.iter().filter_map(|ip| self.offset_of(*ip));
+        let wish = wishes.find(|offset| !self.is_outside(*offset) && !self.is_taken(*offset));
         wish.or_else(|| self.lowest_free_offset())
     }
 
@@ -633,6 +654,33 @@ mod tests {
         assert!(pool.assign(secret(7), "bob", &[]).is_err());
         // Alice's machine has forgotten its secret: what it left behind is hers.
         assert_eq!(first(pool.assign(secret(8), "alice", &[])), "10.0.0.2");
+    }
+
+    #[test]
+    fn an_address_outside_of_the_pool_goes_to_its_user_only_and_can_be_given_back() {
+        let mut pool = pool("10.0.0.0/29");
+        let (now, public) = (Instant::now(), "203.0.113.7".parse::<IpAddr>().unwrap());
+        let of_alice = || [(public, "alice".to_owned())];
+        assert_ne!(pool.assign(secret(1), "bob", &[public]).unwrap().v4.map(IpAddr::V4), Some(public));
+        pool.set_fixed(of_alice());
+        let alice = pool.assign(secret(2), "alice", &[]).unwrap();
+        assert_eq!(alice.v4.map(IpAddr::V4), Some(public));
+        assert_eq!(alice.v6, Some("fd00::203.0.113.7".parse().unwrap()));
+        assert_eq!(pool.assign(secret(3), "alice", &[]).unwrap().v4, Some("10.0.0.3".parse().unwrap()));
+        // It lives through a restart, but not where it is hers no more.
+        let record = pool.leases().find(|record| record.secret == secret(2)).unwrap();
+        let mut after = self::pool("10.0.0.0/29");
+        assert_eq!(after.restore(now, record.clone()), Err(RestoreError::OutsideOfPool(public)));
+        after.set_fixed(of_alice());
+        assert_eq!(after.restore(now, record), Ok(()));
+        assert_eq!(after.resume(&secret(2), "alice"), Some(alice.into()));
+        // Taken back, it is nobody's, and once it belongs to somebody again it can be assigned.
+        pool.set_fixed([]);
+        pool.release(now, &secret(2));
+        assert!(pool.evict_of_unknown(|user| user != "alice") > 0);
+        assert_ne!(pool.assign(secret(4), "alice", &[public]).unwrap().v4, alice.v4);
+        pool.set_fixed(of_alice());
+        assert_eq!(pool.assign(secret(5), "alice", &[]).unwrap(), alice);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::{
     accounts::{Accounts, UserAccount},
     instance::{Claim, SessionHolder},
     session_flows::SessionFlows,
-    sites::{Announcements, SiteTable},
+    sites::{Announcements, OwnNetwork, SiteTable},
     user_memory::MemoryOfUsers,
 };
 
@@ -162,6 +162,9 @@ struct Inner {
     accounts: Accounts,
     memory: MemoryOfUsers,
     announcements: Announcements,
+    /// Users with addresses outside of the pool, each with the networks of which these are not the addresses
+    /// of a session.
+    own_networks: BTreeMap<String, Vec<IpNet>>,
     /// Users, in lower case, to whose sessions ports of the machine lead.
     forwarded_users: BTreeSet<String>,
     /// The networks behind clients that are in force.
@@ -202,6 +205,7 @@ impl Registry {
             accounts: Accounts::default(),
             memory: MemoryOfUsers::new(MAX_HELD_BYTES),
             announcements: Announcements::default(),
+            own_networks: BTreeMap::new(),
             forwarded_users: BTreeSet::new(),
             sites: Arc::default(),
         };
@@ -225,9 +229,26 @@ impl Registry {
         self.lock().mtus.values().max().copied()
     }
 
-    /// Makes addresses belong to users: their sessions get them first, and nobody else gets them.
-    pub fn set_fixed_addresses(&self, fixed: impl IntoIterator<Item = (IpAddr, String)>) {
-        self.lock().pool.set_fixed(fixed);
+    /// Makes addresses and networks belong to users: their sessions get them first, and nobody else gets
+    /// them. IPv4 addresses, and IPv6 addresses of the pool, are those of a session, which has one of each;
+    /// the first session of a user has all others as networks behind it.
+    pub fn set_fixed_addresses(&self, fixed: impl IntoIterator<Item = (IpNet, String)>) {
+        let inner = &mut *self.lock();
+        let (mut own, mut fixed_hosts) = (BTreeMap::<String, Vec<IpNet>>::new(), Vec::new());
+        for (net, user) in fixed {
+            let is_in_pool = inner.pool.contains(net.addr());
+            let is_of_session =
+                net.prefix_len() == net.max_prefix_len() && (net.addr().is_ipv4() || is_in_pool);
+            if !is_in_pool {
+                own.entry(user.clone()).or_default().extend((!is_of_session).then_some(net));
+            }
+            if is_of_session {
+                fixed_hosts.push((net.addr(), user));
+            }
+        }
+        inner.pool.set_fixed(fixed_hosts);
+        self.note_sites_due(inner.own_networks != own);
+        inner.own_networks = own;
         self.note_lease_change();
     }
 
@@ -260,6 +281,14 @@ impl Registry {
             self.note_lease_change();
         }
         ended
+    }
+
+    /// Notes what may follow where a session of this user gets addresses, or ends.
+    fn note_addressed(&self, inner: &Inner, user: &str) {
+        if !inner.forwarded_users.is_empty() && inner.forwarded_users.contains(&user.to_ascii_lowercase()) {
+            self.forwards_due.store(true, Ordering::Relaxed);
+        }
+        self.note_sites_due(inner.own_networks.contains_key(user));
     }
 
     fn note_lease_change(&self) {
@@ -342,7 +371,8 @@ impl Registry {
 
     /// The networks behind clients as sessions and users are now.
     pub fn wanted_sites(&self) -> SiteTable {
-        self.lock().announcements.table()
+        let inner = self.lock();
+        inner.announcements.table(inner.networks_of_users())
     }
 
     /// The machine is prepared for these networks behind clients.
@@ -532,7 +562,7 @@ impl Registry {
         for ip in addresses.iter().flat_map(AddressSet::iter) {
             inner.by_ip.insert(ip, secret);
         }
-        inner.note_forwards_due(request.user, &self.forwards_due);
+        self.note_addressed(inner, request.user);
         Ok(Admission { session: id, secret, addresses, serial, replaced, sharing, flows })
     }
 
@@ -563,7 +593,7 @@ impl Registry {
         for ip in addresses.iter() {
             inner.by_ip.insert(ip, secret);
         }
-        inner.note_forwards_due(user, &self.forwards_due);
+        self.note_addressed(inner, user);
         self.note_lease_change();
         Ok(addresses)
     }
@@ -588,7 +618,7 @@ impl Registry {
             return;
         }
         if let Some(session) = inner.sessions.remove(secret) {
-            inner.note_forwards_due(&session.user, &self.forwards_due);
+            self.note_addressed(inner, &session.user);
             if let Entry::Occupied(mut named) = inner.by_name.entry(session.user.to_ascii_lowercase()) {
                 named.get_mut().remove(secret);
                 if named.get().is_empty() {
@@ -613,11 +643,22 @@ impl Registry {
 }
 
 impl Inner {
-    /// Notes that ports may lead elsewhere, if any lead to this user.
-    fn note_forwards_due(&self, user: &str, due: &AtomicBool) {
-        if !self.forwarded_users.is_empty() && self.forwarded_users.contains(&user.to_ascii_lowercase()) {
-            due.store(true, Ordering::Relaxed);
-        }
+    /// The networks of users, and their addresses outside of the pool, in the order of the sessions.
+    fn networks_of_users(&self) -> Vec<OwnNetwork> {
+        let of_users =
+            self.own_networks.keys().filter_map(|user| self.by_name.get(&user.to_ascii_lowercase()));
+        let sessions = of_users.flatten().filter_map(|secret| Some((self.sessions.get(secret)?, secret)));
+        let mut sessions: Vec<_> = sessions.collect();
+        sessions.sort_by_key(|(session, _)| session.id.0);
+        let of_session = |(session, secret): (&Session, &SessionSecret)| {
+            let addresses = self.pool.addresses(secret).unwrap_or_default();
+            let outside = addresses.iter().filter(|ip| !self.pool.contains(*ip)).map(IpNet::from);
+            let networks = self.own_networks.get(&session.user).into_iter().flatten().copied();
+            let networks = networks.filter(|_| addresses.count() > 0);
+            let own = |net| OwnNetwork { secret: *secret, user: session.user.clone(), net };
+            outside.chain(networks).map(own).collect::<Vec<_>>()
+        };
+        sessions.into_iter().flat_map(of_session).collect()
     }
 
     fn session_of(&self, ip: IpAddr) -> Option<&Session> {

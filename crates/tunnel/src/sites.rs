@@ -1,9 +1,9 @@
 //! The networks behind clients: which session announced which, and which has each.
 //!
-//! In: the networks that sessions announce (RFC 9484 §4.7.3), those that their users may, those of the
-//! server. Out: the session of an address, and the state of each network for a client. Always holds: networks
-//! of different users do not overlap; of several sessions of one user that announce the same network, the one
-//! that did so first has it.
+//! In: the networks that sessions announce (RFC 9484 §4.7.3), those that their users may, those that belong
+//! to users, those of the server. Out: the session of an address, and the state of each network for a client.
+//! Always holds: networks of different users do not overlap; of several sessions of one user that announce
+//! the same network, the one that did so first has it.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -37,8 +37,16 @@ struct Announcement {
 pub(crate) struct Announcements {
     sessions: BTreeMap<SessionSecret, Announcement>,
     last_order: u64,
-    /// Networks of the server's machine.
+    /// Networks of the server's machine, with its addresses there.
     reserved: Vec<IpNet>,
+}
+
+/// A network that belongs to the user of a session, who need not announce it.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnNetwork {
+    pub(crate) secret: SessionSecret,
+    pub(crate) user: String,
+    pub(crate) net: IpNet,
 }
 
 /// The networks behind clients, and who has each.
@@ -47,12 +55,14 @@ pub struct SiteTable {
     in_use: BTreeMap<IpNet, Owner>,
     /// The lengths of their prefixes, the longest first: of IPv4, and of IPv6.
     lengths: [Vec<u8>; 2],
-    /// The networks that each session announced.
+    /// The networks that each session announced, or that belong to its user.
     announced: BTreeMap<SessionSecret, Announced>,
+    /// The networks of users that sessions have.
+    own: BTreeMap<SessionSecret, Vec<IpNet>>,
 }
 
 /// The networks that a session announced, with the states.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Announced {
     user: String,
     sites: Vec<Site>,
@@ -63,6 +73,8 @@ struct Announced {
 struct Owner {
     secret: SessionSecret,
     user: String,
+    /// Whether the network belongs to the user.
+    is_own: bool,
 }
 
 impl Announcements {
@@ -111,9 +123,12 @@ impl Announcements {
         changed
     }
 
-    /// Decides who has which network.
-    pub(crate) fn table(&self) -> SiteTable {
+    /// Decides who has which network. `own`: those of users, in the order of their sessions.
+    pub(crate) fn table(&self, own: Vec<OwnNetwork>) -> SiteTable {
         let mut table = SiteTable::default();
+        for one in own {
+            table.add_own(one, &self.reserved);
+        }
         let mut in_order: Vec<_> = self.sessions.iter().collect();
         in_order.sort_by_key(|(_, announcement)| announcement.order);
         for (secret, announcement) in in_order {
@@ -125,12 +140,14 @@ impl Announcements {
                     state => state,
                 };
                 if state == SiteState::InUse {
-                    let owner = Owner { secret: *secret, user: announcement.user.clone() };
+                    let owner = Owner { secret: *secret, user: announcement.user.clone(), is_own: false };
                     table.in_use.insert(*net, owner);
                 }
                 sites.push(Site { net: *net, state });
             }
-            table.announced.insert(*secret, Announced { user: announcement.user.clone(), sites });
+            let announced = table.announced.entry(*secret).or_default();
+            announced.user.clone_from(&announcement.user);
+            announced.sites.extend(sites);
         }
         for (at, is_v4) in [true, false].into_iter().enumerate() {
             let nets = table.in_use.keys().filter(|net| net.addr().is_ipv4() == is_v4);
@@ -144,6 +161,27 @@ impl Announcements {
 }
 
 impl SiteTable {
+    /// Adds a network that belongs to a user. It may be a part of a network of the server's machine, but has
+    /// none of its addresses.
+    fn add_own(&mut self, OwnNetwork { secret, user, net }: OwnNetwork, reserved: &[IpNet]) {
+        let state = if reserved.iter().any(|of_machine| net.contains(&of_machine.addr())) {
+            SiteState::OfServer
+        } else if self.in_use.len() >= MAX_NETWORKS {
+            SiteState::TooMany
+        } else if self.overlapping(net).any(|owner| owner.user != user) {
+            SiteState::Taken
+        } else if self.in_use.contains_key(&net) {
+            SiteState::Standby
+        } else {
+            self.own.entry(secret).or_default().push(net);
+            self.in_use.insert(net, Owner { secret, user: user.clone(), is_own: true });
+            SiteState::InUse
+        };
+        let announced = self.announced.entry(secret).or_default();
+        announced.user = user;
+        announced.sites.push(Site { net, state });
+    }
+
     /// The state of a network that is announced after those of the table.
     fn judge(&self, announcement: &Announcement, net: IpNet, reserved: &[IpNet]) -> SiteState {
         if !announcement.allowed.iter().any(|allowed| allowed.contains(&net)) {
@@ -187,7 +225,17 @@ impl SiteTable {
         self.in_use.iter().map(|(net, owner)| (*net, owner.user.as_str()))
     }
 
-    /// All networks that were announced, with their users and states.
+    /// All networks that are in use, and whether each belongs to a user, whose client has it untranslated.
+    pub fn routed(&self) -> impl Iterator<Item = (IpNet, bool)> {
+        self.in_use.iter().map(|(net, owner)| (*net, owner.is_own))
+    }
+
+    /// The networks of its user that a session has.
+    pub(crate) fn own(&self, secret: &SessionSecret) -> &[IpNet] {
+        self.own.get(secret).map_or(&[], Vec::as_slice)
+    }
+
+    /// All networks that were announced or belong to users, with their users and states.
     pub fn announced(&self) -> impl Iterator<Item = (&str, &Site)> {
         self.announced.values().flat_map(|own| own.sites.iter().map(|site| (own.user.as_str(), site)))
     }
@@ -257,7 +305,7 @@ mod tests {
         let mut all = Announcements::default();
         let announced = nets(&["192.168.7.0/24", "192.168.8.0/24", "2001:db8:7::/64", "10.0.0.0/8"]);
         all.announce(A, "anna", announced, may(&["192.168.7.0/24", "2001:db8:7::/48", "10.1.0.0/16"]));
-        let table = all.table();
+        let table = all.table(Vec::new());
         use SiteState::{InUse, NotAllowed};
         assert_eq!(states(&table, &A), [InUse, NotAllowed, InUse, NotAllowed]);
         for (ip, owner) in [
@@ -286,7 +334,7 @@ mod tests {
             nets(&["192.168.0.0/16", "192.168.1.128/25", "10.77.1.0/24"]),
             anything(),
         );
-        let table = all.table();
+        let table = all.table(Vec::new());
         use SiteState::{InUse, Standby, Taken};
         assert_eq!(states(&table, &A), [InUse]);
         assert_eq!(states(&table, &B), [Standby]);
@@ -296,7 +344,7 @@ mod tests {
         assert_eq!(for_bob.last().map(|site| site.state), Some(SiteState::OfAnother));
         assert_eq!(for_bob.len(), 4);
         assert!(all.withdraw(&A) && !all.withdraw(&A));
-        let after = all.table();
+        let after = all.table(Vec::new());
         assert_eq!((states(&after, &B), session(&after, "192.168.1.9")), (vec![InUse], Some(B)));
         assert!(!after.is_same_for(&B, &table) && after.is_same_for(&[3; 16], &table));
     }
@@ -308,17 +356,45 @@ mod tests {
         let anything = may(&["0.0.0.0/0", "::/0"]);
         all.announce(A, "anna", nets(&["10.0.0.128/25", "192.0.0.0/8", "10.0.1.0/24"]), anything.clone());
         use SiteState::{InUse, OfServer};
-        assert_eq!(states(&all.table(), &A), [OfServer, OfServer, InUse]);
+        assert_eq!(states(&all.table(Vec::new()), &A), [OfServer, OfServer, InUse]);
         let many = (0..=255).flat_map(|a| [format!("172.16.{a}.0/24"), format!("172.17.{a}.0/24")]);
         let many: Vec<IpNet> = many.map(|net| net.parse().unwrap()).collect();
         all.announce(B, "bob", many, anything.clone());
-        let in_use = states(&all.table(), &B).into_iter().filter(|state| *state == InUse).count();
+        let in_use = states(&all.table(Vec::new()), &B).into_iter().filter(|state| *state == InUse).count();
         assert_eq!(in_use, MAX_NETWORKS_OF_SESSION);
         let links = vec!["203.0.113.7".parse().unwrap()];
         all.announce([3; 16], "eve", nets(&["203.0.113.0/24"]), (anything.0, links));
-        assert_eq!(states(&all.table(), &[3; 16]), [OfServer], "the way to its own server");
+        assert_eq!(states(&all.table(Vec::new()), &[3; 16]), [OfServer], "the way to its own server");
         assert!(all.allow(|_| Vec::new()) && !all.allow(|_| Vec::new()));
-        assert_eq!(all.table().networks().count(), 0);
+        assert_eq!(all.table(Vec::new()).networks().count(), 0);
+    }
+
+    #[test]
+    fn networks_of_a_user_need_no_announcement_and_go_before_those_of_others() {
+        let mut all = Announcements::default();
+        all.reserve(nets(&["198.51.100.1/24", "2001:db8:1::1/64"]));
+        all.announce(B, "bob", nets(&["203.0.113.0/24", "192.168.7.0/24"]), may(&["0.0.0.0/0"]));
+        let own = |secret, user: &str, net: &str| OwnNetwork {
+            secret,
+            user: user.to_owned(),
+            net: net.parse().unwrap(),
+        };
+        let table = all.table(vec![
+            own(A, "anna", "203.0.113.7/32"),
+            own(A, "anna", "2001:db8:7::/64"),
+            own(A, "anna", "198.51.100.9/32"),
+            own(A, "anna", "198.51.100.0/28"),
+            own([3; 16], "anna", "2001:db8:7::/64"),
+        ]);
+        use SiteState::{InUse, OfServer, Standby, Taken};
+        assert_eq!(states(&table, &A), [InUse, InUse, InUse, OfServer], "the last has the server's address");
+        assert_eq!(states(&table, &[3; 16]), [Standby]);
+        assert_eq!(states(&table, &B), [Taken, InUse]);
+        assert_eq!(table.own(&A), nets(&["203.0.113.7/32", "2001:db8:7::/64", "198.51.100.9/32"]));
+        assert!(table.own(&B).is_empty() && table.own(&[3; 16]).is_empty());
+        assert_eq!(session(&table, "2001:db8:7::9"), Some(A));
+        let translated = table.routed().filter(|(_, is_own)| !is_own).map(|(net, _)| net);
+        assert_eq!(translated.collect::<Vec<_>>(), nets(&["192.168.7.0/24"]));
     }
 
     #[test]
@@ -344,7 +420,7 @@ mod tests {
                 let user = (session % 3).to_string();
                 all.announce([session; 16], &user, networks.collect(), may(&["10.0.0.0/8"]));
             }
-            let table = all.table();
+            let table = all.table(Vec::new());
             let in_use: Vec<_> = table.networks().collect();
             for (net, user) in &in_use {
                 for (other, of) in &in_use {

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::IpAddr,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +12,7 @@ use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
 
 use crate::{
     expiry::Expiry,
-    users::{EXPECTED, Users},
+    users::{EXPECTED, UserAddress, Users},
 };
 use mpvpn_config::AuthMode;
 use mpvpn_identity::{identity::Fingerprint, token::Token};
@@ -53,8 +52,8 @@ impl From<AuthMode> for UserCredential {
 pub struct UserSettings {
     /// When the access ends.
     pub expires: Option<Expiry>,
-    /// Fixed addresses.
-    pub address: Vec<IpAddr>,
+    /// Fixed addresses and networks.
+    pub address: Vec<UserAddress>,
     /// Networks that the user's clients may announce.
     pub route: Vec<IpNet>,
     /// Sessions at once.
@@ -73,8 +72,8 @@ pub struct UserSettings {
 pub struct SettingsChange {
     /// When the access ends.
     pub expires: Option<Option<Expiry>>,
-    /// Fixed addresses.
-    pub address: Option<Vec<IpAddr>>,
+    /// Fixed addresses and networks.
+    pub address: Option<Vec<UserAddress>>,
     /// Networks that the user's clients may announce.
     pub route: Option<Vec<IpNet>>,
     /// Sessions at once.

@@ -35,4 +35,6 @@ pub use options::{ChangeOptions, LimitOptions, OrNone, site_network};
 pub use paths::users_file;
 pub use quotas::UserQuotas;
 pub use text::{render_user, render_users};
-pub use users::{MAX_USERS, SharedUsers, UsedUpQuotas, UserEntry, UserTables, Users, check_addresses};
+pub use users::{
+    MAX_USERS, SharedUsers, UsedUpQuotas, UserAddress, UserEntry, UserTables, Users, check_addresses,
+};

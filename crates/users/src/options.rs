@@ -1,12 +1,12 @@
 //! The options of `mpvpn user add` and `mpvpn user set` that limit a user.
 
-use std::{fmt::Display, net::IpAddr, num::NonZeroU32, str::FromStr, time::SystemTime};
+use std::{fmt::Display, num::NonZeroU32, str::FromStr, time::SystemTime};
 
 use clap::Args;
 use ipnet::IpNet;
 use mpvpn_types::{BitRate, ByteSize};
 
-use crate::{expiry::ExpiryOption, file::SettingsChange};
+use crate::{UserAddress, expiry::ExpiryOption, file::SettingsChange};
 use mpvpn_input::{
     Result,
     rules::Prefix,
@@ -37,10 +37,10 @@ pub struct ChangeOptions {
     /// When the access ends: a number of days from now, or the last day; none: never
     #[arg(long, value_name = "90d|2027-01-31|none")]
     pub expires: Option<OrNone<ExpiryOption>>,
-    /// Address in the tunnel that this user has and nobody else, instead of those before; repeatable; none:
-    /// no address
-    #[arg(long, value_name = "IP|none")]
-    pub address: Vec<OrNone<IpAddr>>,
+    /// Address that this user has and nobody else, or network, instead of those before; repeatable; none: no
+    /// address
+    #[arg(long, value_name = "IP|CIDR|none")]
+    pub address: Vec<OrNone<UserAddress>>,
     /// Network that the user's clients may announce, whole or in parts, instead of those before; repeatable;
     /// none: no network
     #[arg(long, value_name = "CIDR|none", value_parser = site_network_or_none)]

@@ -4,14 +4,14 @@
 //! the file has only the SHA-256 of a token; a change is made under a lock, is atomic, and leaves comments,
 //! owner and mode of the file as they are.
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::Path, str::FromStr, sync::Arc, time::SystemTime};
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use ipnet::IpNet;
 use mpvpn_path::Day;
 use mpvpn_types::{BitRate, ByteSize};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{
     denied::{Denied, User},
@@ -34,6 +34,9 @@ use mpvpn_status::UserState;
 pub const MAX_USERS: usize = 10_000;
 /// Fixed addresses of a user. Chosen. More: one user takes the addresses of others.
 const MAX_ADDRESSES: usize = 16;
+/// Shortest prefixes of networks of users, of IPv4 and of IPv6: clients use no shorter ones
+/// (`tunnel::client::addresses`).
+const MIN_PREFIX: (u8, u8) = (16, 32);
 /// Networks that a user's clients may announce. Chosen: each is compared with each announced one.
 const MAX_ROUTES: usize = 256;
 /// The expected content of the file, for errors.
@@ -58,11 +61,12 @@ pub struct UserEntry {
     /// [default: none]
     #[serde(default, with = "One::<Expiry>")]
     pub expires: Option<Expiry>,
-    /// Addresses in the tunnel that this user has and nobody else; the first session that is free gets them
-    /// [default: none]
-    #[serde(default, deserialize_with = "addresses")]
-    #[schemars(with = "Many<FixedAddress>")]
-    pub address: Vec<IpAddr>,
+    /// Addresses that this user has and nobody else. Each session has one in the tunnel: the next free one of
+    /// these, which may be a public IPv4 address that is led to this machine. The first session also has the
+    /// networks, as in "2001:db8:7::/64", and public IPv6 addresses, without translation [default: none]
+    #[serde(default, with = "Many::<UserAddress>")]
+    #[schemars(with = "Many<UserAddress>")]
+    pub address: Vec<UserAddress>,
     /// Networks that the user's clients may announce, whole or in parts: then those behind the server and
     /// other clients reach them there [default: none]
     #[serde(default, with = "Many::<Prefix>")]
@@ -95,21 +99,104 @@ pub struct UserTables {
     user: Vec<UserEntry>,
 }
 
-/// An address of a user.
-pub(crate) struct FixedAddress(IpAddr);
+/// An address of a user, or a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UserAddress(IpNet);
 
-impl Text for FixedAddress {
-    const EXPECTED: &'static str = "an address in quotes";
+impl Text for UserAddress {
+    const EXPECTED: &'static str = "an address or a network in quotes";
     const EXAMPLE: &'static str = "10.0.0.7";
 
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|_| format!("`{text}` is not an address, as in 10.0.0.7 or fd00::7"))
+        Prefix::read(text).map(|prefix| Self(prefix.0))
     }
 }
 
-fn addresses<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<IpAddr>, D::Error> {
-    let addresses: Vec<FixedAddress> = Many::<FixedAddress>::deserialize(from)?;
-    Ok(addresses.into_iter().map(|address| address.0).collect())
+impl FromStr for UserAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::read(text)
+    }
+}
+
+impl fmt::Display for UserAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_host() { self.0.addr().fmt(f) } else { self.0.fmt(f) }
+    }
+}
+
+impl Serialize for UserAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl UserAddress {
+    fn is_host(&self) -> bool {
+        self.0.prefix_len() == self.0.max_prefix_len()
+    }
+
+    /// Why a server with these networks of the tunnel cannot give it to a user.
+    fn mistake(&self, networks: &[IpNet]) -> Option<String> {
+        let (address, is_v4) = (self.0.addr(), self.0.addr().is_ipv4());
+        match networks.iter().find(|network| network.contains(&self.0) || self.0.contains(*network)) {
+            Some(network) if !self.is_host() => Some(format!("overlaps the tunnel's network {network}")),
+            Some(network) if network.hosts().next() == Some(address) => {
+                Some("is the server's own".to_owned())
+            }
+            Some(network) if [network.network(), network.broadcast()].contains(&address) => {
+                Some("is no address of a host".to_owned())
+            }
+            Some(_) => None,
+            None if !is_public(self.0.network()) => {
+                Some("is not in the networks of the tunnel, and not public".to_owned())
+            }
+            None if self.0.prefix_len() < if is_v4 { MIN_PREFIX.0 } else { MIN_PREFIX.1 } => {
+                Some(format!("is larger than a /{}", if is_v4 { MIN_PREFIX.0 } else { MIN_PREFIX.1 }))
+            }
+            None if !is_v4 && !networks.iter().any(|net| net.addr().is_ipv6()) => {
+                Some("needs IPv6 in the tunnel, and `subnet6` is off".to_owned())
+            }
+            None => None,
+        }
+    }
+}
+
+/// Whether an address may be that of a host in the internet.
+fn is_public(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => {
+            let is_special =
+                ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast();
+            !is_special && !ip.is_private() && !ip.is_link_local()
+        }
+        IpAddr::V6(ip) => {
+            let is_special = ip.is_unspecified() || ip.is_loopback() || ip.is_multicast();
+            !is_special && !ip.is_unique_local() && !ip.is_unicast_link_local()
+        }
+    }
+}
+
+/// Checks that no address belongs to two users, or twice to one.
+fn check_overlaps(all: &[UserEntry]) -> Result<(), String> {
+    let of_user = |entry: &UserEntry| -> Vec<(IpNet, String)> {
+        entry.address.iter().map(|address| (address.0, entry.name.clone())).collect()
+    };
+    let mut owners: Vec<_> = all.iter().flat_map(of_user).collect();
+    // Networks are apart or inside each other: one that overlaps another stands next to one that does.
+    owners.sort_by_key(|(net, _)| *net);
+    for pair in owners.windows(2) {
+        let [(outer, other), (net, user)] = pair else { continue };
+        let (shown, around) = (UserAddress(*net), UserAddress(*outer));
+        if outer == net {
+            return Err(format!("the address {shown} twice, of `{other}` and `{user}`"));
+        }
+        if outer.contains(net) {
+            return Err(format!("the address {shown} of `{user}` inside {around} of `{other}`"));
+        }
+    }
+    Ok(())
 }
 
 fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Fingerprint>, D::Error> {
@@ -152,7 +239,6 @@ impl Users {
             return Err(format!("{} users, at most {MAX_USERS} work", all.len()));
         }
         let (mut by_hash, mut by_name) = (BTreeMap::new(), BTreeMap::new());
-        let mut owners: BTreeMap<IpAddr, &str> = BTreeMap::new();
         for (place, entry) in all.iter().enumerate() {
             if by_name.insert(entry.name.clone(), place).is_some() {
                 return Err(format!("user `{}` twice", entry.name));
@@ -177,12 +263,8 @@ impl Users {
                     entry.route.len()
                 ));
             }
-            for address in &entry.address {
-                if let Some(other) = owners.insert(*address, &entry.name) {
-                    return Err(format!("the address {address} twice, of `{other}` and `{}`", entry.name));
-                }
-            }
         }
+        check_overlaps(&all)?;
         Ok(Self { all, by_hash, by_name, used_up: Arc::default() })
     }
 
@@ -228,9 +310,9 @@ impl Users {
         Some(Denied::QuotaUsedUp(entry.quota?, *until))
     }
 
-    /// The fixed addresses of all users.
-    pub fn fixed_addresses(&self) -> impl Iterator<Item = (IpAddr, String)> {
-        self.all.iter().flat_map(|entry| entry.address.iter().map(|address| (*address, entry.name.clone())))
+    /// The fixed addresses and networks of all users.
+    pub fn fixed_addresses(&self) -> impl Iterator<Item = (IpNet, String)> {
+        self.all.iter().flat_map(|entry| entry.address.iter().map(|address| (address.0, entry.name.clone())))
     }
 
     /// The networks that a user's clients may announce.
@@ -288,24 +370,19 @@ impl Users {
 /// Whether a server with this configuration can give these addresses to a user.
 ///
 /// # Errors
-/// If one is not in the tunnel's networks, or is the server's own.
-pub fn check_addresses(config: &ServerConfig, addresses: &[IpAddr]) -> Result<()> {
+/// If one is neither in the tunnel's networks nor public, or is the server's own.
+pub fn check_addresses(config: &ServerConfig, addresses: &[UserAddress]) -> Result<()> {
     let networks = [Some(IpNet::V4(config.subnet)), config.subnet6.map(IpNet::V6)];
     let networks: Vec<IpNet> = networks.into_iter().flatten().collect();
     for address in addresses {
-        let network = networks.iter().find(|network| network.contains(address));
-        let wrong = match network {
-            None => "is not in the networks of the tunnel".to_owned(),
-            Some(network) if network.hosts().next() == Some(*address) => "is the server's own".to_owned(),
-            Some(network) if [network.network(), network.broadcast()].contains(address) => {
-                "is no address of a host".to_owned()
-            }
-            Some(_) => continue,
-        };
+        let Some(wrong) = address.mistake(&networks) else { continue };
         let names: Vec<_> = networks.iter().map(ToString::to_string).collect();
         return Err(Error::usage(
             format!("--address {address} {wrong}"),
-            format!("take another address of {}", names.join(" or ")),
+            format!(
+                "take another address of {}, or a public one that is led to this machine",
+                names.join(" or ")
+            ),
         ));
     }
     Ok(())

@@ -34,7 +34,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 25] = [
+const PAGES: [&str; 26] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -60,6 +60,7 @@ const PAGES: [&str; 25] = [
     "docs/guide/networks-behind-clients.md",
     "docs/guide/many-tunnels.md",
     "docs/guide/past-the-tunnel.md",
+    "docs/guide/public-addresses.md",
 ];
 
 #[test]
@@ -107,6 +108,7 @@ pages! {
     networks_behind_clients 22
     many_tunnels 23
     past_the_tunnel 24
+    public_addresses_of_users 25
 }
 
 fn play(path: &str) {

@@ -54,6 +54,7 @@ mod packet_sizes;
 mod pipes;
 mod prometheus;
 mod proxy;
+mod public_addresses;
 mod qlog;
 mod reload;
 mod reload_server;

@@ -1,6 +1,6 @@
 //! `mpvpn user`: the users of a server on this machine.
 
-use std::{io::IsTerminal, net::IpAddr, path::PathBuf, process::ExitCode, time::SystemTime};
+use std::{io::IsTerminal, path::PathBuf, process::ExitCode, time::SystemTime};
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
@@ -9,9 +9,9 @@ use mpvpn_identity::token::Token;
 use mpvpn_input::{Error, dirs};
 use mpvpn_server as server;
 use mpvpn_users::{
-    ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserList, UserQuotas, UserSettings,
-    Users, check_addresses, host::HostOption, render_user, render_users, site_network, unknown_user,
-    users_file,
+    ChangeOptions, ExpiryOption, Joining, LimitOptions, LockedUsers, UserAddress, UserList, UserQuotas,
+    UserSettings, Users, check_addresses, host::HostOption, render_user, render_users, site_network,
+    unknown_user, users_file,
 };
 use qrcode::{EcLevel, QrCode, render::unicode::Dense1x2};
 use serde_json::{Value, json};
@@ -63,9 +63,10 @@ enum UserCommand {
         /// When the access ends: a number of days from now, or the last day [default: never]
         #[arg(long, value_name = "90d|2027-01-31")]
         expires: Option<ExpiryOption>,
-        /// Address in the tunnel that this user has and nobody else; repeatable
-        #[arg(long, value_name = "IP")]
-        address: Vec<IpAddr>,
+        /// Address that this user has and nobody else: in the tunnel, or a public one that is led to this
+        /// machine, or a network, as 2001:db8:7::/64, for hosts behind the client; repeatable
+        #[arg(long, value_name = "IP|CIDR")]
+        address: Vec<UserAddress>,
         /// Network that the user's clients may announce, whole or in parts, so that others reach it there;
         /// repeatable
         #[arg(long, value_name = "CIDR", value_parser = site_network)]

@@ -7,10 +7,12 @@
 pub(crate) mod address;
 pub(crate) mod link;
 mod monitor;
-mod neighbour;
+pub(crate) mod neighbour;
 mod route;
 mod rule;
 mod socket;
+
+use std::net::IpAddr;
 
 pub use address::AddressInfo;
 use ipnet::IpNet;
@@ -130,6 +132,21 @@ impl Netlink {
             ignore_gone(self.socket.change(Change::Remove, "remove the neighbour entry", object, request))?;
         }
         Ok(())
+    }
+
+    /// Answers on an interface for an address (proxy ARP, and neighbour advertisements). No error if it does
+    /// already.
+    pub fn add_proxy_neighbour(&mut self, index: u32, address: IpAddr) -> Result<(), OsError> {
+        let object = format!("{address} on interface {index}");
+        let request = Request::NewNeighbour(neighbour::proxy(index, address));
+        ignore_present(self.socket.change(Change::Add, "answer for", object, request))
+    }
+
+    /// Answers for it no more.
+    pub fn del_proxy_neighbour(&mut self, index: u32, address: IpAddr) -> Result<(), OsError> {
+        let object = format!("{address} on interface {index}");
+        let request = Request::DelNeighbour(neighbour::proxy(index, address));
+        self.socket.change(Change::Remove, "stop answering for", object, request)
     }
 
     /// Adds a route.

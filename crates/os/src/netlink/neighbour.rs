@@ -1,9 +1,24 @@
 //! Netlink messages about the neighbour table (ARP, RFC 826; neighbour discovery, RFC 4861).
 
+use std::net::IpAddr;
+
 use netlink_packet_route::{
-    RouteNetlinkMessage,
-    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourState},
+    AddressFamily, RouteNetlinkMessage,
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
 };
+
+/// An entry of the interface `index` that answers for an address (NTF_PROXY).
+pub(crate) fn proxy(index: u32, address: IpAddr) -> NeighbourMessage {
+    let mut entry = NeighbourMessage::default();
+    let (family, destination) = match address {
+        IpAddr::V4(ip) => (AddressFamily::Inet, NeighbourAddress::Inet(ip)),
+        IpAddr::V6(ip) => (AddressFamily::Inet6, NeighbourAddress::Inet6(ip)),
+    };
+    (entry.header.family, entry.header.ifindex) = (family, index);
+    entry.header.flags = NeighbourFlags::Proxy;
+    entry.attributes.push(NeighbourAttribute::Destination(destination));
+    entry
+}
 
 /// The address of an entry of the interface `index` and the request that removes it, if the kernel is asking
 /// for its link-layer address without an answer so far (state NUD_INCOMPLETE).

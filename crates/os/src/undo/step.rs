@@ -1,5 +1,7 @@
 //! The changes of the system that the journal can apply and revert.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +35,13 @@ pub enum Step {
         route: Route,
         /// Its outgoing interface, if it has one.
         interface: Option<Interface>,
+    },
+    /// Answers other hosts that ask an interface for an address of another one.
+    Answer {
+        /// The interface.
+        interface: Interface,
+        /// The address.
+        address: IpAddr,
     },
     /// Adds a rule for policy routing.
     Rule {
@@ -84,6 +93,7 @@ impl Step {
             Self::Device { .. } => Ok(()),
             Self::Address { interface, address } => netlink.add_address(interface.index, *address),
             Self::Route { route, .. } => netlink.add_route(route),
+            Self::Answer { interface, address } => netlink.add_proxy_neighbour(interface.index, *address),
             Self::Rule { rule } => netlink.add_rule(rule),
             Self::Firewall { rules } => firewall::install(rules),
             Self::ClientFilter(filter) => filter.install(),
@@ -106,6 +116,7 @@ impl Step {
         match self {
             Self::Device { interface }
             | Self::Address { interface, .. }
+            | Self::Answer { interface, .. }
             | Self::Route { interface: Some(interface), .. }
                 if !interface.is_one_of(links) =>
             {
@@ -116,6 +127,9 @@ impl Step {
             Self::Device { interface } => ignore_gone(netlink.del_link(interface.index)),
             Self::Address { interface, address } => {
                 ignore_gone(netlink.del_address(interface.index, *address))
+            }
+            Self::Answer { interface, address } => {
+                ignore_gone(netlink.del_proxy_neighbour(interface.index, *address))
             }
             Self::Route { route, .. } => ignore_gone(netlink.del_route(route)),
             Self::Rule { rule } => ignore_gone(netlink.del_rule(rule)),

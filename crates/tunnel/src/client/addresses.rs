@@ -8,6 +8,12 @@ use mpvpn_packet::public::is_public;
 
 use super::Assignment;
 
+/// Assigned networks that are used. Each is compared with the source of packets.
+const MAX_NETWORKS: usize = 64;
+/// Shortest prefixes of assigned networks, of IPv4 and of IPv6. Shorter: a server captures a larger part of
+/// the internet; longer: a client with such a network cannot use it. Those of providers have 32 bits (RIPE
+/// NCC, IPv6 Address Allocation and Assignment Policy).
+const MIN_NETWORK_PREFIX: (u8, u8) = (16, 32);
 /// Request IDs that are set aside for each further request: more than a server can assign.
 const MAX_PER_REQUEST: u64 = 1 << 20;
 
@@ -46,6 +52,24 @@ pub(super) fn with_network(assigned: IpNet, networks: &[IpNet]) -> IpNet {
 fn is_private_network(network: &IpNet) -> bool {
     let largest = if network.addr().is_ipv4() { 8 } else { 7 };
     network.prefix_len() >= largest && !is_public(network.network()) && !is_public(network.broadcast())
+}
+
+/// Takes the networks out of an assignment: entries shorter than an address, without an address of a host,
+/// beside a whole address of their family. Private ones, and parts of the internet that nobody gets for a
+/// home, are not used: a server could capture the hosts of a LAN with them.
+pub(super) fn assigned_networks(assigned: &mut Vec<AssignedAddress>) -> Vec<IpNet> {
+    let is_whole = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
+    let whole = assigned.iter().filter(|entry| is_whole(&entry.net));
+    let families: BTreeSet<Family> = whole.map(|entry| Family::of(entry.net.addr())).collect();
+    let is_network = |net: &IpNet| {
+        !is_whole(net) && net.addr() == net.network() && families.contains(&Family::of(net.addr()))
+    };
+    let networks = assigned.extract_if(.., |entry| is_network(&entry.net)).map(|entry| entry.net);
+    let is_usable = |net: &IpNet| {
+        let least = if net.addr().is_ipv4() { MIN_NETWORK_PREFIX.0 } else { MIN_NETWORK_PREFIX.1 };
+        net.prefix_len() >= least && is_public(net.network())
+    };
+    networks.filter(is_usable).take(MAX_NETWORKS).collect()
 }
 
 /// The request ID for the address of a family at this index; index 0 is the first address.
@@ -103,6 +127,29 @@ mod tests {
         assert_eq!(with("192.168.1.5/32", &["192.168.1.0/25"]), "192.168.1.5/25");
         assert_eq!(with("10.0.0.2/32", &["10.0.0.0/24"]), "10.0.0.2/24");
         assert_eq!(with("fd00::2/128", &["fd00::/64"]), "fd00::2/64");
+    }
+
+    #[test]
+    fn a_network_beside_an_address_is_for_hosts_behind_the_client() {
+        let taken = |list: &[&str]| {
+            let entry = |net: &&str| AssignedAddress { request_id: 0, net: net.parse().unwrap() };
+            let mut assigned: Vec<_> = list.iter().map(entry).collect();
+            let networks = assigned_networks(&mut assigned);
+            let texts = |nets: Vec<IpNet>| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
+            (texts(networks), texts(assigned.into_iter().map(|entry| entry.net).collect()))
+        };
+        let (networks, addresses) =
+            taken(&["10.0.0.2/32", "fd00::2/128", "2001:db8:7::/64", "203.0.113.8/29", "2001:db8::7/128"]);
+        assert_eq!(networks, ["2001:db8:7::/64", "203.0.113.8/29"]);
+        assert_eq!(addresses, ["10.0.0.2/32", "fd00::2/128", "2001:db8::7/128"]);
+        // A server that says the network of an address, with its last bits or without.
+        for address in ["fd00::2/64", "2001:db8:7::/64"] {
+            assert_eq!(taken(&["10.0.0.2/32", address]).1, ["10.0.0.2/32", address]);
+        }
+        // A server cannot capture the hosts of a LAN, or a part of the internet.
+        let (networks, addresses) =
+            taken(&["10.0.0.2/32", "fd00::2/128", "192.168.1.0/24", "2000::/3", "fd07::/64", "8.0.0.0/8"]);
+        assert_eq!((networks.len(), addresses.len()), (0, 2));
     }
 
     #[test]

@@ -21,13 +21,15 @@ pub struct Assignment {
     /// Additional addresses in the order of the requests; empty where the server assigned none.
     pub additional: Vec<Vec<IpNet>>,
     /// Routes that the server advertises.
-    pub routes: Vec<IpRange>,
+    pub routes: Arc<[IpRange]>,
     /// Resolvers that the server suggests, in order of preference; at most three.
     pub dns: Arc<[IpAddr]>,
     /// The domain below which these know names of their own, if there is one.
     pub dns_domain: Option<Arc<Domain>>,
     /// Networks behind clients, if the server says which.
     pub sites: Option<Arc<[Site]>>,
+    /// Networks that the server assigned for hosts behind this client.
+    pub networks: Arc<Vec<IpNet>>,
 }
 
 impl Assignment {

@@ -18,7 +18,7 @@ use mpvpn_types::{Instant, PathId, Tier};
 
 use super::{
     Assignment,
-    addresses::{places, with_network},
+    addresses::{assigned_networks, places, with_network},
     addresses_in_use::{AddressesInUse, FurtherRequests},
     app_tcp::{StreamContext, StreamTargets},
     is_link_local,
@@ -59,8 +59,12 @@ pub(super) struct Session {
     pub(super) routes: Vec<IpRange>,
     /// The networks behind clients, if the server says which.
     sites: Option<Arc<[Site]>>,
-    /// Those behind this client that are in use.
+    /// Those behind this client that are in use, and those that the server assigned.
     pub(super) behind: Vec<IpNet>,
+    /// Those that the server assigned.
+    assigned_networks: Arc<Vec<IpNet>>,
+    /// Whether streams would hide an address of this client behind that of the server.
+    has_own_address: bool,
     /// The networks of the server, and those behind other clients: addresses there are not translated.
     untranslated: Vec<IpNet>,
     /// Extensions that the server agreed to.
@@ -99,6 +103,8 @@ impl Session {
             routes: Vec::new(),
             sites: None,
             behind: Vec::new(),
+            assigned_networks: Arc::default(),
+            has_own_address: false,
             untranslated: Vec::new(),
             agreed: NegotiatedExtensions::default(),
             per_flow: false,
@@ -130,7 +136,9 @@ impl Session {
     /// address instead of that of a host behind this client.
     #[inline]
     pub(super) fn may_stream(&self, packet: &ip::IpPacket<'_>) -> bool {
-        self.behind.is_empty() || self.is_assigned(packet.src())
+        let src = packet.src();
+        (self.behind.is_empty() || self.is_assigned(src))
+            && (!self.has_own_address || self.agreed.networks.iter().any(|net| net.contains(&src)))
     }
 
     fn is_behind(&self, ip: IpAddr) -> bool {
@@ -156,10 +164,11 @@ impl Session {
         Assignment {
             addresses,
             additional: beyond,
-            routes: self.routes.clone(),
+            routes: self.routes.as_slice().into(),
             dns: self.agreed.dns.as_slice().into(),
             dns_domain: self.agreed.dns_domain.clone(),
             sites: self.sites.clone(),
+            networks: Arc::clone(&self.assigned_networks),
         }
     }
 
@@ -221,7 +230,7 @@ impl Session {
 
     fn take_sites(&mut self, sites: Vec<Site>) {
         let in_state = |state| sites.iter().filter(move |site| site.state == state).map(|site| site.net);
-        self.behind = in_state(SiteState::InUse).collect();
+        self.behind = in_state(SiteState::InUse).chain(self.assigned_networks.iter().copied()).collect();
         self.untranslated =
             self.agreed.networks.iter().copied().chain(in_state(SiteState::OfAnother)).collect();
         self.sites = Some(sites.into());
@@ -232,7 +241,7 @@ impl Session {
         let Some(stream) = self.request.filter(|_| self.accepted && !self.per_flow) else { return };
         // Other servers say nothing about them.
         if !self.agreed.sites {
-            self.behind = networks.to_vec();
+            self.behind = [networks, &self.assigned_networks].concat();
         }
         let capsule = Capsule::RouteAdvertisement(ranges_of(networks));
         connection.write(stream, h3::encode_data(&capsule.to_bytes()));
@@ -241,6 +250,12 @@ impl Session {
     fn take_addresses(&mut self, assigned: Vec<AssignedAddress>, in_use: &AddressesInUse) {
         // Some servers send an ADDRESS_ASSIGN capsule for each family.
         let mut fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
+        let networks = assigned_networks(&mut fresh);
+        if networks != *self.assigned_networks {
+            self.behind.retain(|net| !self.assigned_networks.contains(net));
+            self.behind.extend(&networks);
+            self.assigned_networks = networks.into();
+        }
         self.refused = in_use.take_refused(&mut fresh);
         let families = |v4| fresh.iter().any(|entry| entry.net.addr().is_ipv4() == v4);
         if !self.up {
@@ -249,6 +264,10 @@ impl Session {
         } else {
             self.addresses = fresh;
         }
+        // Servers that have streams say which addresses are theirs to translate.
+        let known = &self.agreed.networks;
+        let is_own = |entry: &AssignedAddress| !known.iter().any(|net| net.contains(&entry.net.addr()));
+        self.has_own_address = !known.is_empty() && self.addresses.iter().any(is_own);
     }
 
     /// Sends a LINK capsule for each path whose link changed; with the number of the link if there are other

@@ -73,7 +73,12 @@ impl Server {
     }
 
     /// Assigns addresses to a session and sends them to the client.
-    fn send_assignment(&mut self, id: ConnectionHandle, addresses: AddressSet, requested: &[(u64, IpNet)]) {
+    pub(super) fn send_assignment(
+        &mut self,
+        id: ConnectionHandle,
+        addresses: AddressSet,
+        requested: &[(u64, IpNet)],
+    ) {
         let authenticated = self.peers.get_mut(id).and_then(|peer| peer.authenticated.as_mut());
         let Some(authenticated) = authenticated else { return };
         let (Some(tunnel), Some(request)) = (&mut authenticated.tunnel, &authenticated.request) else {
@@ -84,7 +89,7 @@ impl Server {
             self.changes.push(ServerChange::Joined { client: authenticated.tag(), resumed });
         }
         self.update_downlink(&secret, addresses);
-        let entries = answers(addresses, requested);
+        let entries = answers(addresses, self.sites.own(&secret), requested);
         let mut capsule = BytesMut::new();
         Capsule::AddressAssign(entries).encode(&mut capsule);
         if let Some(connection) = self.endpoint.get(id) {
@@ -134,12 +139,15 @@ impl Server {
 }
 
 /// The addresses that a client prefers, by index: those of each family in the order of the requests, at most
-/// [`AddressSet::MAX`].
+/// [`AddressSet::MAX`]. Requests for networks count where there is none for an address of their family.
 fn preferred_addresses(requested: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
     let mut preferred: Vec<Vec<IpAddr>> = Vec::new();
     for v4 in [true, false] {
-        let family = requested.iter().map(|(_, net)| net.addr()).filter(|ip| ip.is_ipv4() == v4);
-        for (at, ip) in family.take(AddressSet::MAX).enumerate() {
+        let of_family = requested.iter().map(|(_, net)| *net).filter(|net| net.addr().is_ipv4() == v4);
+        let (whole, networks): (Vec<_>, Vec<_>) =
+            of_family.partition(|net| net.prefix_len() == net.max_prefix_len());
+        let wanted = if whole.is_empty() { networks } else { whole };
+        for (at, ip) in wanted.iter().map(IpNet::addr).take(AddressSet::MAX).enumerate() {
             match preferred.get_mut(at) {
                 Some(wanted) => wanted.push(ip),
                 None => preferred.push(vec![ip]),
@@ -149,21 +157,37 @@ fn preferred_addresses(requested: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
     preferred
 }
 
-/// All addresses of a session. Each answers the request for this very address, or else the next request of
-/// its family; requests without an address are refused (RFC 9484 §4.7.2).
-fn answers(addresses: AddressSet, requested: &[(u64, IpNet)]) -> Vec<AssignedAddress> {
+/// All addresses of a session, then its networks. Each address answers the request for this very address, or
+/// else the next request for an address of its family, a network one for a network of its length; requests
+/// without an answer are refused (RFC 9484 §4.7.2).
+fn answers(addresses: AddressSet, networks: &[IpNet], requested: &[(u64, IpNet)]) -> Vec<AssignedAddress> {
     let (mut known, mut open): (Vec<_>, Vec<_>) =
         requested.iter().copied().partition(|(_, net)| addresses.contains(net.addr()));
     let mut entries = Vec::new();
     for ip in addresses.iter() {
         let exact = known.iter().position(|(_, net)| net.addr() == ip).map(|at| known.remove(at));
-        let next = || open.iter().position(|(_, net)| net.addr().is_ipv4() == ip.is_ipv4());
+        // A request for a network is left to a network, if there is one.
+        let is_for_network =
+            |wanted: &IpNet| networks.iter().any(|net| net.prefix_len() == wanted.prefix_len());
+        let is_for_it = |wanted: &IpNet| {
+            wanted.addr().is_ipv4() == ip.is_ipv4()
+                && (wanted.prefix_len() == wanted.max_prefix_len() || !is_for_network(wanted))
+        };
+        let next = || open.iter().position(|(_, wanted)| is_for_it(wanted));
         let request = match exact {
             Some(request) => Some(request),
             None => next().map(|at| open.remove(at)),
         };
         let request_id = request.map_or(0, |(request_id, _)| request_id);
         entries.push(AssignedAddress { request_id, net: IpNet::from(ip) });
+    }
+    for net in networks.iter().filter(|net| !addresses.contains(net.addr())) {
+        let is_for_it = |(_, wanted): &(u64, IpNet)| {
+            wanted.addr().is_ipv4() == net.addr().is_ipv4() && wanted.prefix_len() == net.prefix_len()
+        };
+        let request = open.iter().position(is_for_it).map(|at| open.remove(at));
+        entries
+            .push(AssignedAddress { request_id: request.map_or(0, |(request_id, _)| request_id), net: *net });
     }
     for (request_id, net) in known.into_iter().chain(open) {
         let none: IpAddr = if net.addr().is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
@@ -187,7 +211,7 @@ mod tests {
         let answered = |requested: &[(u64, &str)]| {
             let requested: Vec<_> = requested.iter().map(|(id, ip)| (*id, net(ip))).collect();
             let of = |entry: AssignedAddress| (entry.request_id, entry.net.addr().to_string());
-            answers(addresses, &requested).into_iter().map(of).collect::<Vec<_>>()
+            answers(addresses, &[], &requested).into_iter().map(of).collect::<Vec<_>>()
         };
         let line = |expected: &[(u64, &str)]| {
             expected.iter().map(|(id, ip)| (*id, (*ip).to_owned())).collect::<Vec<_>>()
@@ -209,6 +233,22 @@ mod tests {
                 (4, "fd00::3"),
                 (6, "0.0.0.0"),
                 (5, "0.0.0.0"),
+            ])
+        );
+        // Networks come behind the addresses, and answer requests for networks.
+        let nets = ["2001:db8:7::/64", "203.0.113.8/29"].map(|net| net.parse::<IpNet>().unwrap());
+        let requested = [(7, nets[0]), (9, net("::"))];
+        assert_eq!(preferred_addresses(&requested).len(), 1, "a network is no second address");
+        let all = answers(addresses, &nets, &requested).into_iter();
+        let all: Vec<_> = all.map(|entry| (entry.request_id, entry.net.to_string())).collect();
+        assert_eq!(
+            all[1..],
+            line(&[
+                (9, "fd00::2/128"),
+                (0, "10.0.0.3/32"),
+                (0, "fd00::3/128"),
+                (7, "2001:db8:7::/64"),
+                (0, "203.0.113.8/29"),
             ])
         );
         let many: Vec<_> = (1..100).map(|id| (id, net("0.0.0.0"))).chain([(100, net("fd00::7"))]).collect();

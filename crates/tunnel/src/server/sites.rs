@@ -46,9 +46,16 @@ impl Server {
         let after = Arc::clone(&self.sites);
         for id in self.peers.ids() {
             let Some(tunnel) = self.peers.get(id).and_then(Peer::tunnel) else { continue };
-            if tunnel.takes_sites && !after.is_same_for(&tunnel.secret, &before) {
+            let own = tunnel.addresses.filter(|_| after.own(&tunnel.secret) != before.own(&tunnel.secret));
+            let sites = tunnel.takes_sites && !after.is_same_for(&tunnel.secret, &before);
+            if sites || own.is_some() {
                 self.isolated(id, |server| {
-                    server.send_sites(now, id);
+                    if let Some(addresses) = own {
+                        server.send_assignment(id, addresses, &[]);
+                    }
+                    if sites {
+                        server.send_sites(now, id);
+                    }
                     server.drive(now, id);
                 });
             }

@@ -185,3 +185,50 @@ fn tcp_of_and_to_networks_behind_clients_travels_as_packets() {
         assert_eq!(seen, if as_packet { (1, 0) } else { (0, 1) }, "{from} to {to}");
     }
 }
+
+#[test]
+fn public_addresses_and_networks_of_a_user_pass_at_every_shard_and_need_no_extension() {
+    let extensions: [&[&str]; 2] = [&[], &["sites", "streams"]];
+    for disabled in extensions {
+        let mut world = World::with_shards(2);
+        (world.disabled_at_client, world.flow_rules) =
+            (disabled, Rules { mode: FlowMode::Auto, rules: vec![] });
+        let of_alice = ["203.0.113.7/32", "203.0.113.8/29", "2001:db8:7::/64", "2001:db8:9::7/128"];
+        let fixed = of_alice.map(|net| (net.parse().unwrap(), "alice".to_owned()));
+        world.registry.set_fixed_addresses(fixed.clone());
+        let (alice, bob) = (add(&mut world, TOKEN), add(&mut world, TOKEN_OF_BOB));
+        world.run(200 * MS);
+        let given = world.machines[alice].assignment.clone().unwrap();
+        let texts = |nets: &[ipnet::IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(texts(&given.networks), [of_alice[1], of_alice[2]]);
+        assert_eq!(world.address(alice, true).to_string(), "203.0.113.7");
+        assert!(texts(&given.addresses).contains(&of_alice[3].to_owned()), "{given:?}");
+        for (from, to) in [
+            ("203.0.113.7", "192.0.2.9"),
+            ("203.0.113.9", "192.0.2.9"),
+            ("2001:db8:7::5", "2001:db8::9"),
+            ("2001:db8:9::7", "2001:db8::9"),
+        ] {
+            assert!(goes_up(&mut world, alice, udp(from, to)), "{from}");
+            assert!(!goes_up(&mut world, bob, udp(from, to)), "{from} of bob");
+            for queue in 0..2 {
+                assert_eq!(goes_down(&mut world, queue, udp(to, from)), [alice], "to {from}, queue {queue}");
+            }
+        }
+        // A stream would hide the address behind that of the server.
+        let end = |ip: &str, port| (ip.parse::<std::net::IpAddr>().unwrap(), port).into();
+        let tcp = Packet::between(end("203.0.113.7", 40_000), end("192.0.2.9", 80));
+        let syn = tcp.tcp_with(&Tcp { flags: SYN, ack: 0, ..Tcp::default() }, b"");
+        world.received_by_server.clear();
+        world.client_sends(alice, syn);
+        world.run(100 * MS);
+        assert_eq!((world.received_by_server.len(), world.destinations.len()), (1, 0));
+
+        // They are hers until they are taken back.
+        world.registry.set_fixed_addresses(fixed.into_iter().take(1));
+        world.run(200 * MS);
+        assert!(world.machines[alice].assignment.as_ref().unwrap().networks.is_empty());
+        assert!(!goes_up(&mut world, alice, udp("2001:db8:7::5", "2001:db8::9")));
+        assert!(goes_up(&mut world, alice, udp("203.0.113.7", "192.0.2.9")));
+    }
+}
