@@ -3,8 +3,8 @@
 //! Both ends send heartbeats on every path: dense ones (about one a round trip) while data moves, rare ones
 //! otherwise. An end that misses several dense heartbeats in a row declares the path dead; after a few
 //! arrivals the path is alive again. Acknowledgements prove nothing, since they may come over another path;
-//! nor does a carrier, which some links never lose. The only path of a connection is judged by
-//! [`awaited_ack`] instead.
+//! nor does a carrier, which some links never lose. The only path that works is judged by [`awaited_ack`]
+//! instead, and a dead path is asked ever less often.
 //!
 //! In: arrivals, traffic, carrier changes, measurements, the time. Out: when to send a heartbeat, and changes
 //! between alive and dead. Always holds: silence counts only while dense heartbeats or acknowledgements are
@@ -21,7 +21,7 @@ use mpvpn_types::{Duration, Instant, target::LIVENESS};
 use awaited_ack::{AckTimeouts, AwaitedAck};
 use silences::RecentSilences;
 
-use crate::{pause_after, probe_pause};
+use crate::{pause::longest_pause_after_long, probe_pause};
 
 /// Intervals and limits of liveness.
 #[derive(Clone, Debug)]
@@ -35,9 +35,10 @@ pub struct LivenessConfig {
     pub max_dense_interval: Duration,
     /// The interval while no data moves: short enough to keep a NAT binding (RFC 4787 §4.3).
     pub idle_interval: Duration,
-    /// The shortest interval on a dead path, while no data moves; it grows with the silence.
+    /// The shortest interval on a dead path, while no data moves; it grows with the silence. While data
+    /// moves, the shortest one is that of dense heartbeats.
     pub min_dead_interval: Duration,
-    /// The longest interval on a dead path, while no data moves and other paths work.
+    /// The longest interval on a dead path, while data moves and other paths work.
     pub max_dead_interval: Duration,
     /// Consecutive heartbeats that must be missing on a path without loss; more with loss.
     pub min_missed: u32,
@@ -45,7 +46,7 @@ pub struct LivenessConfig {
     pub min_arrivals: u32,
     /// A silence shorter than this never means death.
     pub min_silence: Duration,
-    /// Whether the other end finds out when the only path works again.
+    /// Whether the other end finds out when a path works again.
     pub peer_finds_return: bool,
 }
 
@@ -94,8 +95,8 @@ impl LivenessConfig {
 }
 
 impl LivenessConfig {
-    /// For a server, whose clients find out when the only path works again: if the server is slow, thousands
-    /// of its clients seem silent at once, and replies to its heartbeats would make it slower.
+    /// For a server, whose clients find out when a path works again: if the server is slow, thousands of its
+    /// clients seem silent at once, and replies to its heartbeats would make it slower.
     pub fn of_server(self) -> Self {
         Self { peer_finds_return: true, ..self }
     }
@@ -175,8 +176,15 @@ pub struct LivenessUpdate {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Alive { since: Instant },
-    Dead { since: Instant, arrivals: u32 },
+    Alive {
+        since: Instant,
+    },
+    Dead {
+        since: Instant,
+        /// The last arrival before the path died, or the carrier's last change.
+        silent_since: Instant,
+        arrivals: u32,
+    },
 }
 
 /// When silence has consequences.
@@ -219,7 +227,7 @@ pub struct Liveness {
     rtt_var: Duration,
     loss: f64,
     intervals: Intervals,
-    /// The acknowledgement that the peer owes, if this is the only path of its connection.
+    /// The acknowledgement that the peer owes, if no other path works.
     awaited_ack: Option<AwaitedAck>,
 }
 
@@ -295,7 +303,8 @@ impl Liveness {
         }
     }
 
-    /// Sets whether the connection has no other path.
+    /// Sets whether there is nothing to change to: the connection has no other path that works. Then
+    /// acknowledgements come over this one, and dense heartbeats would inform no choice.
     pub fn set_only_path(&mut self, now: Instant, only: bool) {
         if only == self.awaited_ack.is_some() {
             return;
@@ -351,16 +360,28 @@ impl Liveness {
         }
     }
 
-    /// The interval of heartbeats on a dead path: at least `least`, and longer with the silence.
-    fn dead_interval(&self, now: Instant, least: Duration) -> Duration {
-        match self.alone_for(now) {
-            // No longer on a metered link: NAT bindings have to live.
-            Some(silence) => probe_pause(silence, least, false),
-            None => {
-                let silence = now.saturating_duration_since(self.last_arrival);
-                pause_after(silence, least, self.config.max_dead_interval)
-            }
+    /// How long the path has been silent, if it is dead. Packets that arrive now and then, which do not
+    /// suffice to revive it, change nothing: the peer may hear nothing here.
+    fn silence(&self, now: Instant) -> Duration {
+        match self.state {
+            State::Alive { .. } => Duration::ZERO,
+            State::Dead { silent_since, .. } => now.saturating_duration_since(silent_since),
         }
+    }
+
+    /// The interval of heartbeats on a dead path: longer with the silence. Data that moves could use a path
+    /// beside one that works as soon as it is back; otherwise nobody waits for it, or other probes ask, too.
+    /// An end whose peer finds the return answers the peer's heartbeats.
+    fn dead_interval(&self, now: Instant) -> Duration {
+        let is_dense = self.is_dense(now);
+        let least = if is_dense { self.intervals.dense } else { self.config.min_dead_interval };
+        let alone = self.alone_for(now);
+        let silence = alone.unwrap_or_else(|| self.silence(now));
+        if is_dense && alone.is_none() && !self.config.peer_finds_return {
+            return longest_pause_after_long(silence, least, self.config.max_dead_interval);
+        }
+        // No longer on a metered link: NAT bindings have to live.
+        probe_pause(silence, least, false)
     }
 
     /// How long this end has heard nothing on any path, since it last had a reason to ask anew.
@@ -444,7 +465,7 @@ impl Liveness {
                 "the link lost its carrier: the path is dead"
             );
         }
-        self.state = State::Dead { since: now, arrivals: 0 };
+        self.state = State::Dead { since: now, silent_since: now, arrivals: 0 };
     }
 
     /// This process got no processor for a while: silence in that time proves nothing.
@@ -532,7 +553,7 @@ impl Liveness {
     fn retry_interval(&self, now: Instant, awaited: AwaitedAck) -> Duration {
         let most = match self.config.peer_finds_return {
             true => self.config.max_dead_interval,
-            false => self.dead_interval(now, self.config.min_dead_interval),
+            false => self.dead_interval(now).max(self.config.min_dead_interval),
         };
         self.intervals.dense.saturating_mul(1 << awaited.retries).min(most).max(self.rtt)
     }
@@ -542,21 +563,18 @@ impl Liveness {
             return self.retry_interval(now, awaited);
         }
         match self.state {
-            // The peer needs arrivals to revive the path, too.
+            // The peer needs arrivals to revive the path, too. It may be that none of them gets there, so as
+            // many as are needed leave in one pause between questions.
             State::Dead { arrivals, .. } if arrivals > 0 && self.last_received + MAX_ARRIVAL_GAP > now => {
-                self.config.min_dense_interval
+                let interval = self.dead_interval(now) / self.required_arrivals(now);
+                interval.clamp(self.config.min_dense_interval, MAX_ARRIVAL_GAP / 2)
             }
             State::Alive { .. } if self.awaited_ack.is_some() && self.is_dense(now) => {
                 awaited_ack::ACKED_HEARTBEAT_INTERVAL
             }
-            State::Dead { .. } if self.alone_since.is_some() => {
-                let dense = self.is_dense(now).then_some(self.intervals.dense);
-                self.dead_interval(now, dense.unwrap_or(self.config.min_dead_interval))
-            }
-            // On a dead path too: the other direction may work, and the peer must not miss heartbeats.
-            _ if self.is_dense(now) => self.intervals.dense,
+            State::Dead { .. } => self.dead_interval(now),
+            State::Alive { .. } if self.is_dense(now) => self.intervals.dense,
             State::Alive { .. } => self.config.idle_interval,
-            State::Dead { .. } => self.dead_interval(now, self.config.min_dead_interval),
         }
     }
 
@@ -667,11 +685,13 @@ impl Liveness {
                         loss = self.loss,
                         "silence exceeds the limit: the path is dead"
                     );
-                    self.state = State::Dead { since: now, arrivals: 0 };
+                    self.state = State::Dead { since: now, silent_since: self.last_arrival, arrivals: 0 };
                     verdict.change = Some(LivenessChange::Dead);
                 }
             }
-            State::Dead { arrivals, since } if self.carrier && arrivals >= self.required_arrivals(now) => {
+            State::Dead { arrivals, since, .. }
+                if self.carrier && arrivals >= self.required_arrivals(now) =>
+            {
                 tracing::debug!(
                     target: LIVENESS,
                     arrivals,

@@ -28,6 +28,11 @@ pub fn pause_after(silence: Duration, least: Duration, most: Duration) -> Durati
 /// a look-up of a name, an attempt to connect. `least` is the shortest pause.
 pub fn probe_pause(silence: Duration, least: Duration, metered: bool) -> Duration {
     let most = if metered { MAX_METERED_PROBE_PAUSE } else { MAX_PROBE_PAUSE };
+    longest_pause_after_long(silence, least, most)
+}
+
+/// The same as [`pause_after`], and the longest pause from [`LONG_SILENCE`] on.
+pub(crate) fn longest_pause_after_long(silence: Duration, least: Duration, most: Duration) -> Duration {
     if silence >= LONG_SILENCE { most } else { pause_after(silence, least, most) }
 }
 

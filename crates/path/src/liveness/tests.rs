@@ -289,7 +289,8 @@ fn a_flapping_path_is_alive_later_each_time_but_never_given_up() {
     assert!(back[0] < back[1] && back[1] < back[2] && back[4] <= 400 * MS, "{back:?}");
     pair.run(Duration::from_secs(6), true);
     let later = flap(&mut pair);
-    assert!(later <= back[0], "it was steady meanwhile: {later:?}, {back:?}");
+    // Heartbeats of the silence come every sixteenth of it.
+    assert!(later <= back[0] + SECOND / 16, "it was steady meanwhile: {later:?}, {back:?}");
 }
 
 #[test]
@@ -320,6 +321,26 @@ fn the_end_that_receives_nothing_notices_the_loss_of_one_direction() {
     pair.run(Duration::from_secs(1), true);
     let seen: Vec<_> = pair.changes.iter().map(|(_, end, change)| (*end, *change)).collect();
     assert_eq!(seen, [(1, LivenessChange::Dead)]);
+}
+
+#[test]
+fn a_dead_path_is_asked_ever_less_often_while_data_moves() {
+    let mut pair = Pair::new();
+    pair.ends[1].set_config(pair.now, LivenessConfig::default().of_server());
+    pair.run(3 * SECOND, true);
+    for open in [[false; 2], [true, false]] {
+        pair.open = open;
+        pair.run(60 * SECOND, true);
+        pair.beats = [0; 2];
+        pair.run(60 * SECOND, true);
+        // The client asks every 2 s; the server seldom, or as often as it is asked.
+        let [client, server] = pair.beats;
+        assert!((25..=35).contains(&client), "{open:?}: {client} heartbeats of the client in a minute");
+        let most = if open[0] { 100 } else { 5 };
+        assert!(server <= most, "{open:?}: {server} of the server");
+    }
+    pair.changes.clear();
+    pair.must_be_back_within(3 * SECOND);
 }
 
 #[test]

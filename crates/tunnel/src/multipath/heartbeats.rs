@@ -155,7 +155,7 @@ impl Heartbeats {
     pub(super) fn reporting(&self, paths: &PathTable) -> Reporting {
         match self.has_reports() {
             false => Reporting::Never,
-            true if paths.len() > 1 => Reporting::Often,
+            true if paths.are_several() => Reporting::Often,
             true => Reporting::Seldom,
         }
     }
@@ -219,10 +219,10 @@ impl Heartbeats {
         true
     }
 
-    /// Returns when reports of the peer count as missing, while heartbeats are dense. With one path there is
-    /// nothing to report, and they are seldom.
+    /// Returns when reports of the peer count as missing, while heartbeats are dense. With one path that
+    /// works there is nothing to report, and they are seldom.
     fn report_overdue_at(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
-        let reports = self.reports.as_ref().filter(|_| paths.len() > 1)?;
+        let reports = self.reports.as_ref().filter(|_| paths.are_several())?;
         let dense = reports.dense_since.filter(|_| is_dense(now, paths))?;
         let since = reports.newest_received.map_or(dense, |(_, newest_received)| newest_received.max(dense));
         let alive = paths.values().filter(|path| path.liveness.is_alive());

@@ -40,6 +40,7 @@ impl MultipathConnection {
         }
         self.choose_placements(now, connection, measuring);
         let views = self.judge_paths(now, connection, measuring);
+        self.paths.note_works(now);
         if self.role == Role::Client {
             self.is_alone = !self.paths.any_works();
             self.paths.values_mut().for_each(|path| path.liveness.set_alone(now, self.is_alone));

@@ -79,7 +79,7 @@ impl PathEntry {
     /// A heartbeat of the idle time leaves. `acked`: when the newest packet left of which it is known that it
     /// was acknowledged.
     pub(super) fn on_heartbeat(&mut self, now: Instant, acked: Option<Instant>) {
-        self.awaited_since = self.unanswered_since(acked).or(Some(now));
+        self.awaited_since = self.unanswered_since(acked).or(Some(now)).filter(|_| self.works());
     }
 
     fn unanswered_since(&self, acked: Option<Instant>) -> Option<Instant> {
@@ -89,7 +89,7 @@ impl PathEntry {
     /// When heartbeats of the idle time have waited too long for an acknowledgement, if the path seems to
     /// work.
     pub(super) fn no_answer_at(&self, acked: Option<Instant>) -> Option<Instant> {
-        let since = self.unanswered_since(acked).filter(|_| self.liveness.is_alive())?;
+        let since = self.unanswered_since(acked).filter(|_| self.works())?;
         Some(since + self.liveness.silence_limit().max(MIN_ANSWER_TIME))
     }
 

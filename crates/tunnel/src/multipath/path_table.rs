@@ -13,13 +13,15 @@ pub(crate) struct PathTable {
     /// In the order of path IDs. Boxed, because each packet walks along the IDs; an entry has several
     /// hundred bytes.
     paths: Vec<(PathId, Box<PathEntry>)>,
+    /// The index of the only path that works, or of the only path; see [`Self::note_works`].
+    sole: Option<usize>,
     /// When the last path was removed; the time of creation before that.
     pub(super) empty_since: Instant,
 }
 
 impl PathTable {
     pub(super) fn new(now: Instant) -> Self {
-        Self { paths: Vec::with_capacity(1), empty_since: now }
+        Self { paths: Vec::with_capacity(1), sole: None, empty_since: now }
     }
 
     /// Adds a path, unless it exists.
@@ -27,22 +29,33 @@ impl PathTable {
         if let Err(at) = self.place_of(id) {
             self.paths.insert(at, (id, Box::new(path)));
         }
-        self.note_count(now);
+        self.note_works(now);
     }
 
-    /// Passes on whether there is one path only.
-    fn note_count(&mut self, now: Instant) {
-        let only = self.paths.len() == 1;
-        self.values_mut().for_each(|path| path.liveness.set_only_path(now, only));
-    }
-
-    /// The path of a connection that has one.
-    #[inline]
-    pub(super) fn only_mut(&mut self) -> Option<(PathId, &mut PathEntry)> {
-        match &mut *self.paths {
-            [(id, path)] => Some((*id, path)),
-            _ => None,
+    /// Determines anew which path is the only one that works, and passes it on; to be called when the paths
+    /// have been judged.
+    pub(super) fn note_works(&mut self, now: Instant) {
+        let mut working = self.paths.iter().enumerate().filter(|(_, (_, path))| path.works());
+        let first = working.next().map(|(index, _)| index);
+        let is_only = working.next().is_none();
+        self.sole = if self.paths.len() == 1 { Some(0) } else { first.filter(|_| is_only) };
+        let sole = self.sole;
+        for (index, path) in self.values_mut().enumerate() {
+            path.liveness.set_only_path(now, sole == Some(index));
         }
+    }
+
+    /// The path that has no other one beside it, or none that works.
+    #[inline]
+    pub(super) fn sole_mut(&mut self) -> Option<(PathId, &mut PathEntry)> {
+        let (id, path) = self.paths.get_mut(self.sole?)?;
+        Some((*id, path))
+    }
+
+    /// Whether there is a choice among paths, or none is known to work although there are several.
+    #[inline]
+    pub(super) fn are_several(&self) -> bool {
+        self.paths.len() > 1 && self.sole.is_none()
     }
 
     pub(super) fn remove(&mut self, now: Instant, id: PathId) -> Option<Box<PathEntry>> {
@@ -50,7 +63,7 @@ impl PathTable {
         if self.paths.is_empty() {
             self.empty_since = now;
         }
-        self.note_count(now);
+        self.note_works(now);
         removed
     }
 
@@ -167,6 +180,27 @@ mod tests {
         assert_eq!(table.dead_since(), Some(start + 2 * MS));
         table.insert(start, PathId(7), path(start, 7));
         assert!(table.any_works() && table.works_besides(LinkId(1)) && !table.works_besides(LinkId(7)));
+    }
+
+    #[test]
+    fn the_only_path_that_works_is_that_of_a_connection_with_one_or_the_one_that_is_left() {
+        let start = Instant::now();
+        let mut table = PathTable::new(start);
+        let sole = |table: &mut PathTable| {
+            table.note_works(start);
+            (table.sole_mut().map(|(id, _)| id.0), table.are_several())
+        };
+        assert_eq!(sole(&mut table), (None, false));
+        table.insert(start, PathId(0), path(start, 0));
+        assert_eq!(sole(&mut table), (Some(0), false));
+        table.insert(start, PathId(1), path(start, 1));
+        assert_eq!(sole(&mut table), (None, true));
+        table.over_mut(LinkId(0)).for_each(|path| path.liveness.on_carrier(start, false));
+        assert_eq!(sole(&mut table), (Some(1), false));
+        table.over_mut(LinkId(1)).for_each(|path| path.is_unheard = true);
+        assert_eq!(sole(&mut table), (None, true), "none works");
+        table.remove(start, PathId(1));
+        assert_eq!(sole(&mut table), (Some(0), false), "it may work again");
     }
 
     #[test]

@@ -11,9 +11,9 @@ use super::heartbeats::{Reception, ReportedPath};
 /// How the peer tells whether packets of this end arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reporting {
-    /// By reports about several paths: the last one counts.
+    /// By reports about several paths that work: the last one counts.
     Often,
-    /// By reports that leave only while no data is answered, as there is one path: the last one counts until
+    /// By reports that leave only while no data is answered, as one path works: the last one counts until
     /// a packet that was sent since then is acknowledged.
     Seldom,
     /// By the status "backup" of a path, likewise.

@@ -155,10 +155,10 @@ impl MultipathConnection {
         }
     }
 
-    /// Records that the only path has sent a packet that the peer has to acknowledge.
+    /// Records that the only path that works has sent a packet that the peer has to acknowledge.
     #[inline]
     fn note_ack_eliciting(&mut self, now: Instant, connection: &Connection) {
-        if let Some((id, path)) = self.paths.only_mut()
+        if let Some((id, path)) = self.paths.sole_mut()
             && path.liveness.is_acked()
             && connection.has_in_flight(id)
         {

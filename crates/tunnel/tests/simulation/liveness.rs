@@ -173,6 +173,81 @@ fn an_idle_client_notices_that_one_of_its_links_is_silent() {
     }
 }
 
+/// An app asks a host behind the server so many times a second, and is answered at once. Returns the rates of
+/// the first two links (kbit/s, both directions), and how many answers are missing.
+fn questions(world: &mut World, client: usize, time: Duration, packets: u32) -> ([f64; 2], usize) {
+    let carried = |world: &World| {
+        [0, 1].map(|link| {
+            let link = world.machines[client].links.get(&LinkId(link));
+            link.map_or(0, |link| link.up.offered + link.down.offered)
+        })
+    };
+    let before = carried(world);
+    world.machines[client].received.clear();
+    let count = (time.as_secs_f64() * f64::from(packets)) as u32;
+    for _ in 0..count {
+        let end = world.now + SECOND / packets;
+        world.received_by_server.clear();
+        let question = world.packet_to_target(client, &[1; 56]);
+        world.client_sends(client, question);
+        world.run(SECOND / packets / 2);
+        for _ in 0..world.received_by_server.len() {
+            let answer = world.packet_to_client(client, &[2; 56]);
+            world.server_sends(answer);
+        }
+        world.run(end - world.now);
+    }
+    let after = carried(world);
+    let missing = count as usize - world.machines[client].received.len().min(count as usize);
+    ([0, 1].map(|link| (after[link] - before[link]) as f64 * 8e-3 / time.as_secs_f64()), missing)
+}
+
+/// Of two links one falls silent while apps send, in one direction or in both. From the second minute on it
+/// carries questions that come ever less often, and the other one no more than if there were no second link.
+/// It is used again soon after it is back.
+#[test]
+fn a_link_without_an_answer_costs_little_beside_one_that_works() {
+    let mut failures = Vec::new();
+    for packets in [1, 100] {
+        let (mut world, client) = with_links(1);
+        questions(&mut world, client, 65 * SECOND, packets);
+        let ([alone, _], missing) = questions(&mut world, client, 120 * SECOND, packets);
+        assert_eq!(missing, 0);
+        let harms: &[(f64, f64)] =
+            if packets == 1 { &[(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)] } else { &[(1.0, 1.0)] };
+        for metered in [None, Some(0), Some(1)] {
+            for (dead, (up, down)) in (0..2).flat_map(|dead| harms.iter().map(move |harm| (dead, *harm))) {
+                let (mut world, client) = with_links(2);
+                if let Some(link) = metered {
+                    let policy = LinkPolicy { metered: true, ..LinkPolicy::default() };
+                    let now = world.now;
+                    world.machines[client].client.set_link(now, LinkId(link), policy);
+                }
+                questions(&mut world, client, 5 * SECOND, packets);
+                lose(&mut world, client, dead, up, down);
+                let (minute, _) = questions(&mut world, client, 60 * SECOND, packets);
+                let (later, missing) = questions(&mut world, client, 120 * SECOND, packets);
+                let (silent, good) = (later[usize::from(dead)], later[usize::from(1 - dead)]);
+                let most = if metered == Some(dead) { 0.2 } else { 1.0 };
+                lose(&mut world, client, dead, 0.0, 0.0);
+                let pause = if metered == Some(dead) { 10 } else { 2 };
+                let (_, lost) = questions(&mut world, client, (pause + 1) * SECOND, packets);
+                let active = active(&mut world, client);
+                let case = format!(
+                    "{packets} packets/s, loss of link {dead} {up} up, {down} down, metered {metered:?}: \
+                     {minute:.2?}, then {later:.2?} kbit/s, {missing} lost, and {lost} at the return, \
+                     {active:?} paths; {alone:.2} kbit/s over one link"
+                );
+                println!("{case}");
+                if silent > most || good > alone + 1.0 || missing + lost > 0 || active != [2, 2] {
+                    failures.push(case);
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
 /// A client with two links, the second of them metered, whose server is gone after some traffic, or was never
 /// there.
 fn without_server(was_there: bool) -> (World, usize) {
