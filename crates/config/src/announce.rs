@@ -17,6 +17,9 @@ use serde::{
     de::{MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
+/// The most networks: as many as a server takes of one session.
+const MAX_NETWORKS: usize = 256;
+
 /// A network behind a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SiteNetwork {
@@ -130,6 +133,15 @@ impl SiteConfig {
             return Err(Error::usage(
                 format!("--{option} is given, and no network is announced"),
                 "name the network behind this machine: --announce 192.168.7.0/24",
+            ));
+        }
+        if networks.len() > MAX_NETWORKS {
+            return Err(Error::usage(
+                format!(
+                    "--announce names {} networks, and a server takes {MAX_NETWORKS} of a client",
+                    networks.len()
+                ),
+                "announce networks that contain several of them",
             ));
         }
         let next = "name the networks behind this machine";

@@ -1,6 +1,6 @@
 //! Packets that leave past the tunnel, over a link: the tables `[[bypass]]` of a client.
 //!
-//! In: the parsed tables ([`BypassTables`]), and the TUN devices and links of the client. Out: the rules in
+//! In: the parsed tables ([`BypassTables`]), and the TUN devices of the client. Out: the rules in
 //! the order of evaluation ([`BypassRule`]). Always holds: a rule has a condition, so that none sends
 //! everything past the tunnel; one that can never decide is refused with its line of the file.
 
@@ -25,7 +25,6 @@ use crate::{
     },
     dns_names::NameAddress,
     file::SourceText,
-    is_match,
     links::Dscp,
     options::OrFallback,
 };
@@ -249,8 +248,8 @@ impl BypassTables {
         self.source = source;
     }
 
-    /// The rules of a client with these TUN devices, whose links are those of `paths`.
-    pub(crate) fn resolve(self, tuns: &[&str], paths: &[String]) -> Result<Vec<BypassRule>> {
+    /// The rules of a client with these TUN devices.
+    pub(crate) fn resolve(self, tuns: &[&str]) -> Result<Vec<BypassRule>> {
         let Self { tables, source } = self;
         let mut all: Vec<BypassRule> = Vec::new();
         // A rule with other conditions covers no other: two lists of these are hardly ever the same.
@@ -259,7 +258,7 @@ impl BypassTables {
             let span = table.span();
             let Entry(mut rule) = table.into_inner();
             rule.origin = RuleOrigin::File { file: source.file().into(), line: source.line(span.start) };
-            if let Some(why) = mistake(&rule, all.len(), tuns, paths) {
+            if let Some(why) = mistake(&rule, all.len(), tuns) {
                 return Err(source.error_at(span, why));
             }
             if rule.kernel_match.is_empty() && rule.macs.is_empty() && rule.uids.is_empty() {
@@ -281,7 +280,7 @@ impl BypassTables {
 }
 
 /// Why a rule cannot be that comes behind so many others.
-fn mistake(rule: &BypassRule, earlier: usize, tuns: &[&str], paths: &[String]) -> Option<String> {
+fn mistake(rule: &BypassRule, earlier: usize, tuns: &[&str]) -> Option<String> {
     let BypassRule { rule: packets, kernel_match, macs, uids, link, dns, .. } = rule;
     let everything = Rule::default();
     if *packets == everything && kernel_match.is_empty() && macs.is_empty() && uids.is_empty() {
@@ -309,10 +308,6 @@ fn mistake(rule: &BypassRule, earlier: usize, tuns: &[&str], paths: &[String]) -
     if let Some(tun) = kernel_match.ingress.iter().chain(link).find(is_tun) {
         return Some(format!("`{tun}` is a TUN device of this client: it is no way past the tunnel"));
     }
-    let is_path = |link: &String| paths.iter().any(|path| path == "auto" || is_match(path, link));
-    if let Some(link) = link.as_ref().filter(|link| !is_path(link)) {
-        return Some(format!("`link` names `{link}`, which is none of: {}", paths.join(", ")));
-    }
     None
 }
 
@@ -322,7 +317,7 @@ mod tests {
     use crate::{ClientConfig, ClientOptions};
 
     fn read(text: &str) -> Result<Vec<BypassRule>, String> {
-        let text = format!("insecure = true\nserver = 'vpn.example:443'\npath = ['eth0', 'wwan*']\n{text}");
+        let text = format!("insecure = true\nserver = 'vpn.example:443'\n{text}");
         let options = ClientOptions::parse(&text).map_err(|error| error.to_string())?;
         ClientConfig::resolve(options).map(|config| config.bypass).map_err(|error| error.to_string())
     }
@@ -338,14 +333,13 @@ mod tests {
         assert_eq!((tv.link.as_deref(), tv.rule.domains.len(), tv.always), (Some("wwan0"), 2, false));
         assert_eq!((host.macs[0].to_string(), host.always), ("02:00:5e:10:00:0a".to_owned(), true));
         assert!(!host.is_for_own() && host.is_for_others() && user.is_for_own() && !user.is_for_others());
-        assert_eq!((user.uids, user.origin.to_string().contains("line 11")), (vec![1000, 33], true));
+        assert_eq!((user.uids, user.origin.to_string().contains("line 10")), (vec![1000, 33], true));
     }
 
     #[test]
     fn rules_that_cannot_be_are_refused_with_their_line() {
         for (text, why) in [
             ("link = 'eth0'", "has no condition"),
-            ("to = '10.0.0.0/8'\nlink = 'eth1'", "`link` names `eth1`, which is none of: eth0, wwan*"),
             ("to = '10.0.0.0/8'\nlink = 'wwan*'", "is not an interface's name"),
             ("ingress = 'mpvpn0'", "`mpvpn0` is a TUN device of this client"),
             ("uid = 0\nmac = '02:00:5e:10:00:01'", "no packet has both"),

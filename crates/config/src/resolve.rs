@@ -419,7 +419,7 @@ impl ClientConfig {
         let classes = options.class.resolve(&context)?;
         let class_tuns = classes.list.iter().filter_map(|class| class.tun.as_deref());
         let tuns: Vec<&str> = class_tuns.chain([&*tun_name]).collect();
-        let bypass = options.bypass.resolve(&tuns, &paths)?;
+        let bypass = options.bypass.resolve(&tuns)?;
         Ok(Self {
             server,
             trust,

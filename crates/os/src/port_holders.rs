@@ -1,7 +1,7 @@
 //! The programs that hold a port of this network namespace, from `/proc` (proc(5)).
 //!
-//! In: a port. Out: a [`PortHolder`] for each UDP socket at that port and each TCP socket that listens there.
-//! Always holds: a process that ends meanwhile, or that this user may not look into, has no name.
+//! In: ports. Out: a [`PortHolder`] for each UDP socket at one of them and each TCP socket that listens
+//! there. Always holds: a process that ends meanwhile, or that this user may not look into, has no name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,6 +21,11 @@ const UNCONNECTED: &str = "07";
 
 /// The sockets that hold `port`.
 pub fn holders_of(port: u16) -> Vec<PortHolder> {
+    holders(|_, other| other == port)
+}
+
+/// The sockets that hold a port that is wanted.
+pub fn holders(is_wanted: impl Fn(PortProtocol, u16) -> bool) -> Vec<PortHolder> {
     let tables = [
         ("udp", PortProtocol::Udp),
         ("udp6", PortProtocol::Udp),
@@ -31,7 +36,7 @@ pub fn holders_of(port: u16) -> Vec<PortHolder> {
     let sockets: Vec<Socket> = tables
         .iter()
         .flat_map(|(name, protocol)| sockets_of(&read(name), *protocol))
-        .filter(|socket| socket.address.port() == port)
+        .filter(|socket| is_wanted(socket.protocol, socket.address.port()))
         .collect();
     let inodes = sockets.iter().map(|socket| socket.inode).collect();
     let processes = if sockets.is_empty() { BTreeMap::new() } else { processes_with(&inodes) };

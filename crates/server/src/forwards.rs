@@ -15,13 +15,10 @@ use mpvpn_input::{Error, Result};
 use mpvpn_os::{
     OsError,
     firewall::{ForwardCounters, PortForward, set_forwards},
-    port_holders::holders_of,
+    port_holders::holders,
 };
 use mpvpn_status::ForwardedPort;
 use mpvpn_tunnel::Registry;
-
-/// Ports in one range whose holders are looked for. Chosen: each look reads tables of the kernel.
-const MAX_CHECKED_PORTS: u16 = 64;
 
 /// The protocol numbers and ports of forwards, for the filter of packets.
 pub(super) fn ports(forwards: &[Forward]) -> Vec<(u8, u16, u16)> {
@@ -46,26 +43,22 @@ pub(super) fn users(forwards: &[Forward]) -> BTreeSet<String> {
 /// # Errors
 /// If one has; it names the program.
 pub(super) fn check(forwards: &[Forward]) -> Result<()> {
-    for forward in forwards {
-        let (first, last) = forward.ports.range;
-        for port in (first..=last).take(MAX_CHECKED_PORTS.into()) {
-            let holders = holders_of(port).into_iter();
-            let mut reachable = holders.filter(|holder| {
-                holder.protocol == forward.ports.protocol && !holder.address.ip().is_loopback()
-            });
-            if let Some(holder) = reachable.next() {
-                let program = holder.program.as_deref().unwrap_or("a program");
-                return Err(Error::usage(
-                    format!(
-                        "[[forward]] {}: {program} of this machine listens at {}",
-                        forward.ports, holder.address
-                    ),
-                    "choose another port, or end that program",
-                ));
-            }
-        }
-    }
-    Ok(())
+    let forward_of = |protocol, port| {
+        forwards.iter().find(|forward| {
+            let (first, last) = forward.ports.range;
+            forward.ports.protocol == protocol && (first..=last).contains(&port)
+        })
+    };
+    let holders = holders(|protocol, port| forward_of(protocol, port).is_some());
+    let mut reachable = holders.iter().filter(|holder| !holder.address.ip().is_loopback());
+    let taken =
+        reachable.find_map(|holder| Some((holder, forward_of(holder.protocol, holder.address.port())?)));
+    let Some((holder, forward)) = taken else { return Ok(()) };
+    let program = holder.program.as_deref().unwrap_or("a program");
+    Err(Error::usage(
+        format!("[[forward]] {}: {program} of this machine listens at {}", forward.ports, holder.address),
+        "choose another port, or end that program",
+    ))
 }
 
 /// A forward, and the addresses to which it leads now.

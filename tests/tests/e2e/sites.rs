@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use mpvpn_tests::{
@@ -328,4 +328,50 @@ fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
     });
     let [after] = forwarded_bytes(&site.server, ["tcp/8081"]);
     assert!(is_about(after.1, of_lan.1) && is_about(after.0, of_lan.0), "a change loses nothing: {after:?}");
+}
+
+#[test]
+fn a_thousand_forwards_and_hundreds_of_networks_are_in_use_within_two_seconds() {
+    let Site { server, testbed } = two_homes();
+    drop(server);
+    let forward =
+        |at: u16| format!("[[forward]]\nport = \"tcp/{}\"\nto = \"anna:{}\"\n", 20_000 + at, 1 + at);
+    let forwards = |count: u16| (0..count).map(forward).collect::<String>();
+    let file = testbed.dir().join("server.toml");
+    fs::write(&file, forwards(1000)).expect("a file to write");
+    let args = ["--auth", "token", "--state-dir", "state", "--config", "server.toml"];
+    let began = Instant::now();
+    let site = Site { server: testbed.server(&args), testbed };
+    let started = began.elapsed();
+    let testbed = &site.testbed;
+    let anna = site.add("anna", &["--route", "10.64.0.0/10"]);
+    let network = |at: u32| format!("\"10.64.{at}.0/24\"");
+    let announce = |count: u32| {
+        let networks: Vec<String> = (0..count).map(network).collect();
+        let text = format!("announce = [{}]\n", networks.join(", "));
+        fs::write(testbed.dir().join("client.toml"), text).expect("a file to write");
+    };
+    announce(256);
+    let client = site.join_with(Host::Client, &anna, &["--config", "client.toml"]).wait_until_up();
+    let began = Instant::now();
+    wait_for_state(&client, "10.64.255.0/24", "in use");
+    let announced = began.elapsed();
+    announce(255);
+    let began = Instant::now();
+    client.reload();
+    eventually(SOON, "the last network is not routed any more", || {
+        let routes = testbed.run(Host::Server, &["ip", "route", "show", "10.64.255.0/24"]);
+        if routes.trim().is_empty() { Ok(()) } else { Err(routes) }
+    });
+    let reloaded = began.elapsed();
+    fs::write(&file, forwards(999)).expect("a file to write");
+    let socket = site.server.socket().to_str().expect("ASCII").to_owned();
+    let began = Instant::now();
+    let reload = testbed.mpvpn(Host::Server, &["config", "reload", "--api-socket", &socket]);
+    assert!(reload.status.success(), "{reload:?}");
+    let forwarded = began.elapsed();
+    println!("server {started:?}, networks {announced:?} and {reloaded:?}, forwards again {forwarded:?}");
+    for took in [started, announced, reloaded, forwarded] {
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
 }

@@ -1,4 +1,5 @@
-//! VLANs (IEEE 802.1Q): their interfaces as links of a client, and as sources of the packets of a class.
+//! VLANs (IEEE 802.1Q): their interfaces as links of a client, and as sources of the packets of a class, or
+//! of those past the tunnel.
 //!
 //! Where the kernel has no VLANs, these stories say so and prove nothing. `./dev test machines vlan` runs
 //! them with Debian's kernel.
@@ -282,4 +283,34 @@ fn with_an_ingress_a_class_takes_the_packets_of_vlans_above_that_interface() {
     wait_until_steered(&testbed, "br-lan.30", true);
     wait_until_steered(&testbed, "spare.30", false);
     check_class(&testbed, &client, Host::Lan, &of_bridge, "critical");
+}
+
+#[test]
+fn packets_of_a_vlan_leave_past_the_tunnel_by_another() {
+    let testbed = Testbed::with_lan(&[SLOW_LINK, SLOW_LINK]);
+    if !has_vlans(&testbed) {
+        return;
+    }
+    let _server = testbed.server(&[]);
+    add_link(&testbed, 20);
+    let [past, inside] = [30, 40].map(|id| add_lan_vlan(&testbed, "lan0", id));
+    let file = testbed.file("toml", Host::Client);
+    std::fs::write(&file, "[[bypass]]\nvlan = 30\nlink = 'eth1.20'\n").expect("a file to write");
+    let shared = ["--share", "lan0.30", "--share", "lan0.40"];
+    let args = ["--config", file.to_str().expect("ASCII"), "--kill-switch"];
+    let _client = testbed.client(&[&args[..], &shared].concat());
+    for (interface, [by_link, by_tunnel]) in [(&past, [true, false]), (&inside, [false, true])] {
+        one_of_several(interface, || {
+            let count =
+                || ["eth1.20", "mpvpn0"].map(|device| testbed.interface_bytes(Host::Client, device).1);
+            let before = count();
+            send_pings(&testbed, Host::Lan, &["-I", interface], &inet4());
+            let after = count();
+            let sent = [after[0] - before[0], after[1] - before[1]];
+            let is_right =
+                |(sent, wanted): (&u64, bool)| if wanted { *sent >= BURST } else { *sent < MAX_OTHER };
+            let as_expected = sent.iter().zip([by_link, by_tunnel]).all(is_right);
+            if as_expected { Ok(()) } else { Err(format!("{sent:?} bytes by eth1.20 and mpvpn0")) }
+        });
+    }
 }

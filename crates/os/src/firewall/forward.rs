@@ -5,7 +5,10 @@
 //! comes from the tunnel and goes back there, so that the answer comes this way, too; a counter has the bytes
 //! of each direction.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -81,18 +84,23 @@ pub(super) fn counting(
     others: &[String],
 ) -> Vec<String> {
     let tun = quoted(tun);
+    let protocols: BTreeSet<u8> = forwards.iter().map(|forward| forward.protocol).collect();
+    // One look finds the counter: each packet of the tunnel passes these rules.
     let rules = |by: &str, is_answer: bool| {
         let (tun, direction) = (&tun, if is_answer { "reply" } else { "original" });
-        let count = move |forward: &PortForward| {
+        let count = |protocol: &u8| {
+            let own = forwards.iter().filter(|forward| forward.protocol == *protocol);
+            let counter = |forward: &PortForward| {
+                let name = quoted(&counters_of(forward)[usize::from(is_answer)]);
+                format!("{} : {name}", range_of(forward.ports))
+            };
             format!(
-                "{by} {tun} ct status dnat ct direction {direction} meta l4proto {} ct original proto-dst {} counter name {}",
-                forward.protocol,
-                range_of(forward.ports),
-                quoted(&counters_of(forward)[usize::from(is_answer)])
+                "{by} {tun} ct status dnat ct direction {direction} meta l4proto {protocol} counter name ct original proto-dst map {}",
+                any_of(own.map(counter))
             )
         };
-        let skipped = others.iter().map(|to| format!("ct original {to} return"));
-        skipped.chain(forwards.iter().map(count)).collect::<Vec<_>>()
+        let skipped = others.iter().map(|to| format!("{by} {tun} ct original {to} return"));
+        skipped.chain(protocols.iter().map(count)).collect::<Vec<_>>()
     };
     let names = forwards.iter().flat_map(counters_of);
     let counters = names.map(|name| format!("counter {name} {{\n}}\n"));
@@ -170,12 +178,12 @@ mod tests {
         let counted =
             counting("t0", std::slice::from_ref(&some), true, &["ip daddr { 10.77.1.0/24 }".to_owned()])
                 .concat();
-        let count = "meta l4proto 17 ct original proto-dst 5000-5010 counter name \"forward_17_5000";
+        let count = "meta l4proto 17 counter name ct original proto-dst map { 5000-5010 : \"forward_17_5000";
         for line in [
             "counter forward_17_5000_back {".to_owned(),
-            format!("oifname \"t0\" ct status dnat ct direction original {count}_to\""),
-            format!("iifname \"t0\" ct status dnat ct direction reply {count}_back\""),
-            "ct original ip daddr { 10.77.1.0/24 } return".to_owned(),
+            format!("oifname \"t0\" ct status dnat ct direction original {count}_to\" }}"),
+            format!("iifname \"t0\" ct status dnat ct direction reply {count}_back\" }}"),
+            "iifname \"t0\" ct original ip daddr { 10.77.1.0/24 } return".to_owned(),
         ] {
             assert!(counted.lines().any(|found| found == line), "{line}: {counted}");
         }

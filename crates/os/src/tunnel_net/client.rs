@@ -388,13 +388,13 @@ mod tests {
     }
 
     const RULES: [&str; 7] = [
-        "28400: to 10.0.0.0/8 lookup 254 suppress_prefixlength 7",
-        "28400: to 169.254.0.0/16 lookup 254 suppress_prefixlength 15",
-        "28400: to 172.16.0.0/12 lookup 254 suppress_prefixlength 11",
-        "28400: to 192.168.0.0/16 lookup 254 suppress_prefixlength 15",
-        "28400: to 224.0.0.0/4 lookup 254 suppress_prefixlength 3",
-        "28528: not fwmark 0x6d70/0xffff lookup 28016 suppress_prefixlength 0",
-        "28784: not fwmark 0x6d70/0xffff lookup 28016",
+        "28528: to 10.0.0.0/8 lookup 254 suppress_prefixlength 7",
+        "28528: to 169.254.0.0/16 lookup 254 suppress_prefixlength 15",
+        "28528: to 172.16.0.0/12 lookup 254 suppress_prefixlength 11",
+        "28528: to 192.168.0.0/16 lookup 254 suppress_prefixlength 15",
+        "28528: to 224.0.0.0/4 lookup 254 suppress_prefixlength 3",
+        "28656: not fwmark 0x6d70/0xffff lookup 28016 suppress_prefixlength 0",
+        "28912: not fwmark 0x6d70/0xffff lookup 28016",
     ];
 
     fn wanted(addresses: &[&str], routes: Routes) -> ClientNetState {
@@ -421,7 +421,7 @@ mod tests {
         let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), &around(&[], !WITH_V6));
         let routes =
             ["10.0.0.2/32", "0.0.0.0/0 table 28016 interface 9", "10.0.0.0/24 table 28016 interface 9"];
-        let expected = [&routes, &RULES[..], &["28656: from 10.0.0.2/32 lookup 28016"]].concat();
+        let expected = [&routes, &RULES[..], &["28784: from 10.0.0.2/32 lookup 28016"]].concat();
         assert_eq!(to_strings(&steps), expected);
     }
 
@@ -430,7 +430,7 @@ mod tests {
         let steps = net().steps(&wanted(&["10.0.0.2/24"], Routes::All), &around(&[], WITH_V6));
         let text = to_strings(&steps);
         assert!(text.contains(&"Unreachable ::/0 table 28016 metric 4294967295".to_owned()), "{text:#?}");
-        let into_tunnel = text.iter().filter(|step| step.starts_with("28784: not fwmark"));
+        let into_tunnel = text.iter().filter(|step| step.starts_with("28912: not fwmark"));
         assert_eq!(into_tunnel.count(), 2, "{text:#?}");
     }
 
@@ -450,7 +450,7 @@ mod tests {
         let list = ["192.168.7.1/24", "2001:db8::/32"].map(|text| text.parse().unwrap()).to_vec();
         let steps = net().steps(&wanted(&["10.0.0.2/32"], Routes::Advertised(list)), &around(&[], WITH_V6));
         let routes = ["10.0.0.2/32", "192.168.7.0/24 table 28016 interface 9"];
-        let expected = [&routes, &RULES[..], &["28656: from 10.0.0.2/32 lookup 28016"]].concat();
+        let expected = [&routes, &RULES[..], &["28784: from 10.0.0.2/32 lookup 28016"]].concat();
         assert_eq!(to_strings(&steps), expected);
     }
 
@@ -458,7 +458,7 @@ mod tests {
     fn the_network_of_the_tunnel_is_routed_behind_those_of_links() {
         let one = wanted(&["192.168.1.5/25"], Routes::None);
         let routed = |others: &[&str]| to_strings(&net().steps(&one, &around(others, WITH_V6)));
-        let source_rule = "28656: from 192.168.1.5/32 lookup 28016";
+        let source_rule = "28784: from 192.168.1.5/32 lookup 28016";
         let expected = |route| [&["192.168.1.5/32", route], &RULES[..], &[source_rule]].concat();
         assert_eq!(routed(&["10.0.0.0/8"]), expected("192.168.1.0/25 table 28016 interface 9"));
         for link in ["192.168.1.0/24", "192.168.1.64/26"] {
