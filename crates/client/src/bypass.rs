@@ -25,6 +25,9 @@ use super::{
 /// Packets past the tunnel, and what they depend on.
 pub(super) struct Bypass {
     pub(super) net: BypassNet,
+    /// The groups [`groups::BYPASS`] and [`groups::TUNNEL`], as they were at the start: a confined process
+    /// may not read the file.
+    groups: [Option<u32>; 2],
     /// Whether there are rules or a group.
     is_used: bool,
     /// The link for packets whose rule names none.
@@ -34,7 +37,8 @@ pub(super) struct Bypass {
 
 impl Bypass {
     pub(super) fn new(net: BypassNet) -> Self {
-        Self { net, is_used: false, best: None, is_up: false }
+        let groups = groups::ids([groups::BYPASS, groups::TUNNEL]);
+        Self { net, groups, is_used: false, best: None, is_up: false }
     }
 
     /// Adds addresses of names to the rules.
@@ -44,17 +48,25 @@ impl Bypass {
 }
 
 impl Machine {
-    /// Takes the rules of the configuration.
+    /// Takes the rules of the configuration. Where it has none, the group alone is no reason to fail, as on a
+    /// machine without nft.
     ///
     /// # Errors
-    /// If nft or the kernel refuses them.
+    /// If nft or the kernel refuses the rules.
     pub(super) fn set_bypass(&mut self, config: &ClientConfig) -> Result<(), RunError> {
-        let [bypass_group, tunnel_group] = groups::ids([groups::BYPASS, groups::TUNNEL]);
+        let [bypass_group, tunnel_group] = self.bypass.groups;
         let rules: Vec<_> = config.bypass.iter().map(rule).collect();
         self.bypass.is_used = !rules.is_empty() || bypass_group.is_some();
         self.bypass.net.set_rules(BypassRules { rules, tunnel_group, bypass_group });
         self.forget_resolvers();
-        self.install_bypass()
+        let installed = self.install_bypass();
+        if config.bypass.is_empty()
+            && let Err(error) = &installed
+        {
+            tracing::warn!(%error, "programs of the group {} do not leave past the tunnel", groups::BYPASS);
+            return Ok(());
+        }
+        installed
     }
 
     /// The tunnel works, or not any more.
