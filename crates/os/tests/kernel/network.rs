@@ -600,12 +600,23 @@ fn packets_of_a_vlan_are_steered_by_its_interfaces_as_they_are_added_and_removed
     });
 }
 
+/// A program that ends with this value, also if the test fails: one that goes on would hold the output of the
+/// tests open.
+struct Program(std::process::Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
 /// The changes of nftables during `task`, by transaction, as `nft monitor` prints them.
 fn nft_transactions(folder: &Folder, task: impl FnOnce()) -> Vec<String> {
     let path = folder.0.join("nft-monitor");
     let file = std::fs::File::create(&path).unwrap();
-    let mut monitor = Command::new("timeout");
-    let mut monitor = monitor.args(["20", "nft", "monitor"]).stdout(file).spawn().unwrap();
+    let mut monitor = Command::new("nft");
+    let monitor = monitor.arg("monitor").stdout(file).stderr(std::process::Stdio::null());
+    let monitor = Program(monitor.spawn().unwrap());
     let text = || std::fs::read_to_string(&path).unwrap();
     // A table that is added again and again until the monitor listens, and one at the end.
     let wait_for = |table: &str| {
@@ -620,7 +631,7 @@ fn nft_transactions(folder: &Folder, task: impl FnOnce()) -> Vec<String> {
     wait_for("before");
     task();
     wait_for("after");
-    let _ = (monitor.kill(), monitor.wait());
+    drop(monitor);
     text().split("# new generation").map(str::to_owned).collect()
 }
 
