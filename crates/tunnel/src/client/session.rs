@@ -136,7 +136,12 @@ impl Session {
     /// address instead of that of a host behind this client.
     #[inline]
     pub(super) fn may_stream(&self, packet: &ip::IpPacket<'_>) -> bool {
-        let src = packet.src();
+        // Most clients have neither networks nor an address of their own.
+        self.behind.is_empty() && !self.has_own_address || self.is_translated(packet.src())
+    }
+
+    /// Whether the server translates this source.
+    fn is_translated(&self, src: IpAddr) -> bool {
         (self.behind.is_empty() || self.is_assigned(src))
             && (!self.has_own_address || self.agreed.networks.iter().any(|net| net.contains(&src)))
     }
