@@ -174,8 +174,11 @@ impl Running {
 
     /// Gives the TUN devices a carrier while the tunnel works, where the configuration says so.
     fn set_carrier(&mut self) {
+        if !self.config.tun_carrier {
+            return;
+        }
         let works = self.session.is_up() && self.data_plane.connections.default_client().reaches_server();
-        if !self.config.tun_carrier || self.has_carrier == Some(works) {
+        if self.has_carrier == Some(works) {
             return;
         }
         self.has_carrier = Some(works);
