@@ -14,7 +14,6 @@ use mpvpn_os::{
     tunnel_net::{self, BypassNames, BypassNet, BypassRules},
     undo,
 };
-
 use mpvpn_types::target::BYPASS;
 
 use super::{

@@ -512,7 +512,7 @@ impl Machine {
         }
         self.forward_counters.read();
         let result = self.site.set(&mut self.undo, rules);
-        // Those of a new table begin at 0.
+        // The counters of a new table begin at 0.
         self.forward_counters.read();
         Ok(result?)
     }

@@ -95,7 +95,7 @@ impl ForwardTable {
         let in_force = self.led_now(registry);
         drop(self.read_counters());
         let result = set_forwards(&self.tun, &in_force);
-        // Those of a new table begin at 0.
+        // The counters of a new table begin at 0.
         drop(self.read_counters());
         result
     }

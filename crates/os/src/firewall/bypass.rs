@@ -82,10 +82,7 @@ impl BypassTable {
     /// The script that replaces the table.
     pub(crate) fn script(&self) -> String {
         let mut objects = Vec::new();
-        for (number, rule) in
-            self.rules.iter().enumerate().filter(|(_, rule)| rule.packets.destinations.is_some())
-        {
-            let number = rule.packets.destinations.unwrap_or(number);
+        for number in self.rules.iter().filter_map(|rule| rule.packets.destinations) {
             for (is_v4, kind) in [(true, "ipv4_addr"), (false, "ipv6_addr")] {
                 let definition = format!("{kind}; flags timeout; size {MAX_DESTINATIONS}");
                 let own =

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Change, SOURCE_NAT_PRIORITY, apply, forward_counters,
+    marking::range_of,
     script::{any_of, hook_chain, quoted, renewal},
     site::nets,
     table_name,
@@ -65,10 +66,6 @@ impl PortForward {
         };
         self.to.iter().filter_map(rule).collect()
     }
-}
-
-fn range_of((first, last): (u16, u16)) -> String {
-    if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
 fn counters_of(forward: &PortForward) -> [String; 2] {

@@ -37,7 +37,7 @@ pub struct ForwardedBytes {
 /// A counter of the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
-    /// Of tables that were removed.
+    /// The bytes of tables that were removed.
     before: u64,
     now: u64,
 }
@@ -52,12 +52,12 @@ pub struct ForwardCounters {
 }
 
 impl ForwardCounters {
-    /// Those of the server with this TUN device.
+    /// The counters of the server with this TUN device.
     pub fn of_server(tun: &str) -> Self {
         Self::of_table(forward::table(tun))
     }
 
-    /// Those of the client with this TUN device.
+    /// The counters of the client with this TUN device.
     pub fn of_client(tun: &str) -> Self {
         Self::of_table(table_name(&format!("{tun} site")))
     }

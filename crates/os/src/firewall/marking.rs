@@ -157,8 +157,12 @@ pub(super) fn merged_ranges(ranges: &[(u16, u16)]) -> Vec<String> {
             _ => merged.push((*first, *last)),
         }
     }
-    let text = |(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") };
-    merged.into_iter().map(text).collect()
+    merged.into_iter().map(range_of).collect()
+}
+
+/// A range of ports, first and last, as nft has it.
+pub(super) fn range_of((first, last): (u16, u16)) -> String {
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
 #[cfg(test)]
