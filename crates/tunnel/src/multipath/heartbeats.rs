@@ -151,12 +151,13 @@ impl Heartbeats {
         self.reports.as_ref().is_some_and(|reports| reports.newest_received.is_some())
     }
 
-    /// How the peer tells whether packets of this end arrive.
+    /// How the peer tells whether packets of this end arrive. A report from before there were several paths
+    /// that work counts as one of a single path.
     pub(super) fn reporting(&self, paths: &PathTable) -> Reporting {
-        match self.has_reports() {
-            false => Reporting::Never,
-            true if paths.are_several() => Reporting::Often,
-            true => Reporting::Seldom,
+        match self.reports.as_ref().and_then(|reports| reports.newest_received) {
+            None => Reporting::Never,
+            Some((_, at)) if paths.several_since.is_some_and(|since| at >= since) => Reporting::Often,
+            Some(_) => Reporting::Seldom,
         }
     }
 
@@ -222,8 +223,8 @@ impl Heartbeats {
     /// Returns when reports of the peer count as missing, while heartbeats are dense. With one path that
     /// works there is nothing to report, and they are seldom.
     fn report_overdue_at(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
-        let reports = self.reports.as_ref().filter(|_| paths.are_several())?;
-        let dense = reports.dense_since.filter(|_| is_dense(now, paths))?;
+        let reports = self.reports.as_ref()?;
+        let dense = reports.dense_since.filter(|_| is_dense(now, paths))?.max(paths.several_since?);
         let since = reports.newest_received.map_or(dense, |(_, newest_received)| newest_received.max(dense));
         let alive = paths.values().filter(|path| path.liveness.is_alive());
         let timeout = alive.map(|path| path.liveness.silence_limit()).max().unwrap_or(MIN_REPORT_TIMEOUT);
@@ -476,6 +477,8 @@ fn is_dense(now: Instant, paths: &PathTable) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_types::LinkId;
+
     use super::{
         super::{
             tests::path,
@@ -622,6 +625,37 @@ mod tests {
         let silent = silence_limit.clamp(MIN_REPORT_TIMEOUT, MAX_REPORT_TIMEOUT).as_millis() as u32;
         assert_eq!(calls.len() as u32, (1000 - silent).div_ceil(100), "{calls:?} after {silent} ms");
         assert!(calls[0] > silent, "first all paths are trusted");
+    }
+
+    #[test]
+    fn silence_while_one_path_worked_is_no_evidence_when_another_one_works_again() {
+        let start = Instant::now();
+        let (mut here, mut there) = (heartbeats(Role::Client), heartbeats(Role::Server));
+        let (mut ours, mut theirs) = (table(start, 2), table(start, 2));
+        let work = |paths: &mut PathTable, now, works: bool| {
+            let other = paths.over_mut(LinkId(1)).next().expect("a path");
+            other.is_unheard = !works;
+            paths.values_mut().for_each(|path| {
+                path.liveness.on_traffic(now);
+                path.liveness.on_received(now);
+            });
+            paths.note_works(now);
+        };
+        work(&mut theirs, start, false);
+        let report = report_of(&there.poll(start, &mut theirs, traffic(start), &[PathId(0)]));
+        here.take_report(start, &report, &mut ours);
+        assert_eq!(here.reporting(&ours), Reporting::Often);
+        for ms in (0..3000).step_by(10) {
+            work(&mut ours, start + ms * MS, false);
+            here.poll(start + ms * MS, &mut ours, traffic(start), &[]);
+        }
+        let back = start + 3000 * MS;
+        work(&mut ours, back, true);
+        assert_eq!(here.unanswered_since(back, &ours), None);
+        assert_eq!(here.reporting(&ours), Reporting::Seldom, "the report is of before");
+        let late = back + MIN_REPORT_TIMEOUT;
+        work(&mut ours, late, true);
+        assert_eq!(here.unanswered_since(late, &ours), Some(late));
     }
 
     #[test]

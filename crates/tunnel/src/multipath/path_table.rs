@@ -15,13 +15,15 @@ pub(crate) struct PathTable {
     paths: Vec<(PathId, Box<PathEntry>)>,
     /// The index of the only path that works, or of the only path; see [`Self::note_works`].
     sole: Option<usize>,
+    /// Since when there is a choice among paths, or none is known to work although there are several.
+    pub(super) several_since: Option<Instant>,
     /// When the last path was removed; the time of creation before that.
     pub(super) empty_since: Instant,
 }
 
 impl PathTable {
     pub(super) fn new(now: Instant) -> Self {
-        Self { paths: Vec::with_capacity(1), sole: None, empty_since: now }
+        Self { paths: Vec::with_capacity(1), sole: None, several_since: None, empty_since: now }
     }
 
     /// Adds a path, unless it exists.
@@ -40,6 +42,8 @@ impl PathTable {
         let is_only = working.next().is_none();
         self.sole = if self.paths.len() == 1 { Some(0) } else { first.filter(|_| is_only) };
         let sole = self.sole;
+        let several_since = self.several_since.unwrap_or(now);
+        self.several_since = (self.paths.len() > 1 && sole.is_none()).then_some(several_since);
         for (index, path) in self.values_mut().enumerate() {
             path.liveness.set_only_path(now, sole == Some(index));
         }
@@ -50,12 +54,6 @@ impl PathTable {
     pub(super) fn sole_mut(&mut self) -> Option<(PathId, &mut PathEntry)> {
         let (id, path) = self.paths.get_mut(self.sole?)?;
         Some((*id, path))
-    }
-
-    /// Whether there is a choice among paths, or none is known to work although there are several.
-    #[inline]
-    pub(super) fn are_several(&self) -> bool {
-        self.paths.len() > 1 && self.sole.is_none()
     }
 
     pub(super) fn remove(&mut self, now: Instant, id: PathId) -> Option<Box<PathEntry>> {
@@ -188,7 +186,7 @@ mod tests {
         let mut table = PathTable::new(start);
         let sole = |table: &mut PathTable| {
             table.note_works(start);
-            (table.sole_mut().map(|(id, _)| id.0), table.are_several())
+            (table.sole_mut().map(|(id, _)| id.0), table.several_since.is_some())
         };
         assert_eq!(sole(&mut table), (None, false));
         table.insert(start, PathId(0), path(start, 0));
