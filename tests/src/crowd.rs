@@ -456,7 +456,7 @@ impl CrowdClients {
 fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
     let setup = |class: ClassConfig| {
         let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-        let profile = ClassProfile { name: class.name, share, dscp: class.dscp };
+        let profile = ClassProfile { name: class.name, share, dscp: class.dscp, ..ClassProfile::default() };
         let config = ClientConfig { class: Some(profile), ..config.clone() };
         ClassSetup { id: class.id, priority: class.priority, config }
     };

@@ -33,10 +33,18 @@ impl Classes {
         let has_several = self.list.len() > 1;
         let setup = |class: &ClassConfig| {
             let config = tunnel(class);
-            let config = TunnelConfig { class: has_several.then(|| profile(class)), ..config };
+            let class_profile = ClassProfile { address: self.address(class.id), ..profile(class) };
+            let config = TunnelConfig { class: has_several.then_some(class_profile), ..config };
             ClassSetup { id: class.id, priority: class.priority, config }
         };
         self.list.iter().map(setup).collect()
+    }
+
+    /// Which of the session's addresses is that of a pinned class's TUN device: the first is the tunnel's.
+    fn address(&self, id: ClassId) -> Option<u8> {
+        let mut with_tun = self.list.iter().filter(|class| class.tun.is_some());
+        let place = with_tun.position(|class| class.id == id && class.pinned)?;
+        u8::try_from(place + 1).ok()
     }
 
     /// The name of a class; empty if it was removed.
@@ -79,7 +87,8 @@ impl Classes {
 
 fn profile(class: &ClassConfig) -> ClassProfile {
     let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-    ClassProfile { name: class.name.clone(), share, dscp: class.dscp }
+    let (name, dscp, pinned) = (class.name.clone(), class.dscp, class.pinned);
+    ClassProfile { name, share, dscp, pinned, address: None }
 }
 
 #[cfg(test)]

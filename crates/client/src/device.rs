@@ -82,15 +82,23 @@ impl Devices {
         Ok(())
     }
 
-    /// Sets whether the devices have a carrier.
+    /// The classes with a device of their own, in the order of their devices.
+    pub(super) fn classes(&self) -> impl Iterator<Item = ClassId> {
+        self.classes.iter().map(|queue| queue.class)
+    }
+
+    /// Sets which devices have a carrier: that of the tunnel, and those of the classes.
     ///
     /// # Errors
     /// If the kernel does not know how.
-    pub(super) fn set_carrier(&self, has_carrier: bool) -> io::Result<()> {
-        if let Device::Tun(tun) = &self.main {
-            tun.set_carrier(has_carrier)?;
-        }
-        self.classes.iter().try_for_each(|queue| queue.tun.set_carrier(has_carrier))
+    pub(super) fn set_carriers(&self, carriers: &[bool]) -> io::Result<()> {
+        let main = match &self.main {
+            Device::Tun(tun) => Some(tun),
+            _ => None,
+        };
+        let tuns = std::iter::once(main).chain(self.classes.iter().map(|queue| Some(&queue.tun)));
+        let mut devices = tuns.zip(carriers);
+        devices.try_for_each(|(tun, carrier)| tun.map_or(Ok(()), |tun| tun.set_carrier(*carrier)))
     }
 
     /// Reads packets of the main device, at most [`MAX_TUN_READS`]; the poller reports the rest again.

@@ -148,7 +148,7 @@ impl Machine {
                 true => Some(undo.take_number(&CLASS_MARKS, Some(class.id.0 + 1))?),
                 false => None,
             };
-            tuns.push(ClassTun { interface, number: class.id.0, mark });
+            tuns.push(ClassTun { interface, number: class.id.0, mark, is_pinned: class.pinned });
         }
         if config.tun_persist {
             let devices = tuns.iter().map(|tun| &tun.interface).chain([&interface]);

@@ -31,7 +31,7 @@ use mpvpn_threads::{
     slow_thread::{Message, SlowThread},
 };
 use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, EchoWatch, UdpFlowEvent};
-use mpvpn_types::target::LIVENESS;
+use mpvpn_types::{ClassId, target::LIVENESS};
 
 use super::{
     auto_pipes::LookupScope,
@@ -73,8 +73,8 @@ pub(crate) struct Running {
     /// Whether something of the server arrives, as last told.
     pub(super) is_reached: bool,
     pub(super) silence_log: SilenceLog,
-    /// Whether the TUN devices have a carrier, where that follows the tunnel, as last set.
-    pub(super) has_carrier: Option<bool>,
+    /// Which TUN devices have a carrier, where that follows the tunnel, as last set.
+    pub(super) carriers: Vec<bool>,
     /// The networks behind this machine, as last reported.
     pub(super) reported_networks: Vec<AnnouncedNetwork>,
     /// Dropped last, so that the last events of connections are written.
@@ -146,7 +146,7 @@ impl Running {
             }
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
             self.note_answers(iteration.now);
-            self.set_carrier();
+            self.set_carriers();
             self.log_silence(iteration.now);
             self.update_link_use(iteration.now);
             self.expire_measurement(event_loop, iteration.now);
@@ -172,23 +172,24 @@ impl Running {
         self.service_manager.set_status(|| verdict);
     }
 
-    /// Gives the TUN devices a carrier while the tunnel works, where the configuration says so.
-    fn set_carrier(&mut self) {
-        if !self.config.tun_carrier {
+    /// Gives each TUN device a carrier while its packets reach the server, where the configuration says so.
+    fn set_carriers(&mut self) {
+        let Some(devices) = self.data_plane.devices.as_ref().filter(|_| self.config.tun_carrier) else {
+            return;
+        };
+        let of_all = std::iter::once(ClassId::DEFAULT).chain(devices.classes());
+        let carriers: Vec<_> =
+            of_all.map(|class| self.data_plane.connections.reaches_server(class)).collect();
+        if self.carriers == carriers {
             return;
         }
-        let works = self.session.is_up() && self.data_plane.connections.default_client().reaches_server();
-        if self.has_carrier == Some(works) {
-            return;
-        }
-        self.has_carrier = Some(works);
-        let set = self.data_plane.devices.as_ref().map_or(Ok(()), |devices| devices.set_carrier(works));
-        match set {
+        match devices.set_carriers(&carriers) {
             Ok(()) => {
-                tracing::debug!(target: LIVENESS, works, "the carrier of the TUN device follows the tunnel")
+                tracing::debug!(target: LIVENESS, ?carriers, "the carrier of TUN devices follows the tunnel")
             }
             Err(error) => tracing::warn!(%error, "the carrier of the TUN device stays as it is"),
         }
+        self.carriers = carriers;
     }
 
     /// Logs the state now and then while nothing of the server arrives.
@@ -508,7 +509,7 @@ impl Running {
                     self.report_connected(&assignment);
                     self.kind.set_up(true);
                     self.session.set_up(true);
-                    self.set_carrier();
+                    self.set_carriers();
                     self.attach(event_loop)?;
                     self.assign(assignment);
                     self.configure()?;

@@ -232,7 +232,7 @@ impl Running {
             measured: None,
             is_reached: true,
             silence_log: SilenceLog::default(),
-            has_carrier: None,
+            carriers: Vec::new(),
             reported_networks: Vec::new(),
             _qlog: qlog,
             config: parts.config,

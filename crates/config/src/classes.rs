@@ -59,6 +59,8 @@ pub struct ClassConfig {
     pub tun: Option<String>,
     /// Whether its packets are sent before those of classes without priority.
     pub priority: bool,
+    /// Whether its packets travel on its own connection only.
+    pub pinned: bool,
 }
 
 impl ClassConfig {
@@ -94,6 +96,7 @@ impl ClassConfig {
             only: Vec::new(),
             tun: None,
             priority: false,
+            pinned: false,
         }
     }
 

@@ -23,8 +23,9 @@ pub fn render_classes(config: &ClientConfig, width: usize) -> String {
 }
 
 fn classes(config: &ClientConfig) -> Table {
-    let mut table =
-        Table::new("class|priority|>min|>max|>weight|lane|cc|scheduler|>copies|fec|>dscp|prefer|exclude|tun");
+    let mut table = Table::new(
+        "class|priority|>min|>max|>weight|lane|cc|scheduler|>copies|fec|>dscp|prefer|exclude|tun|pinned",
+    );
     for class in &config.classes {
         let ClassConfig { min, max, tun, dscp, .. } = class;
         table.rows.push(vec![
@@ -42,6 +43,7 @@ fn classes(config: &ClientConfig) -> Table {
             class.prefer.join(" "),
             class.exclude.join(" "),
             tun.clone().unwrap_or_default(),
+            if class.pinned { "yes" } else { "" }.to_owned(),
         ]);
     }
     table

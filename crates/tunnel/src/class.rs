@@ -16,6 +16,11 @@ pub struct ClassProfile {
     pub share: Share,
     /// DSCP of the outer packets (RFC 2474), 0 to 63; `None`: that of the link.
     pub dscp: Option<u8>,
+    /// Whether its packets travel on its own connection only, and never on that of another class.
+    pub pinned: bool,
+    /// Of a pinned class, which of the session's addresses of each family is its own, counted from 0 in the
+    /// order of assignment; `None`: it has none.
+    pub address: Option<u8>,
 }
 
 /// Limits that a server sets for a user.
@@ -77,6 +82,12 @@ impl ClassProfile {
         if let Some(dscp) = self.dscp {
             set_parameter(&mut member, "dscp", dscp);
         }
+        if self.pinned {
+            set_parameter(&mut member, "pinned", true);
+        }
+        if let Some(address) = self.address {
+            set_parameter(&mut member, "address", address);
+        }
         Some(member)
     }
 
@@ -96,6 +107,8 @@ impl ClassProfile {
                 "max-kbps" => share.max = Some(rate()?),
                 "max-percent" => share.max = Some(percent()?),
                 "dscp" => profile.dscp = Some(value.integer_in(0, 63)?),
+                "pinned" => profile.pinned = value.is_true(),
+                "address" => profile.address = Some(value.integer_in(0, u8::MAX)?),
                 _ => {}
             }
         }
@@ -125,9 +138,13 @@ mod tests {
             min: Some(Portion::Rate(BitRate::from_bps(10_000_000))),
             max: Some(Portion::Percent(50)),
         };
-        let profile = ClassProfile { name: "critical".into(), share, dscp: Some(46) };
+        let profile =
+            ClassProfile { name: "critical".into(), share, dscp: Some(46), pinned: true, address: Some(2) };
         let text = field_of("class", profile.member().unwrap());
-        assert_eq!(text, r#"class="critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46"#);
+        assert_eq!(
+            text,
+            r#"class="critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46;pinned;address=2"#
+        );
         assert_eq!(parse(&text), Some(profile));
         let plain = ClassProfile { name: "a-b_2".into(), ..ClassProfile::default() };
         assert_eq!(parse(r#"class="a-b_2";later=1"#), Some(plain));
@@ -143,7 +160,8 @@ mod tests {
         };
         let parse = |value: &[u8]| {
             let member = only_member("class", value).ok_or("absent")?;
-            let ClassProfile { name, share, dscp } = ClassProfile::parse(&member).ok_or("absent")?;
+            let ClassProfile { name, share, dscp, pinned, address } =
+                ClassProfile::parse(&member).ok_or("absent")?;
             Ok(json!({
                 "class_name": name,
                 "first": share.first,
@@ -151,6 +169,8 @@ mod tests {
                 "min": portion(share.min),
                 "max": portion(share.max),
                 "dscp": dscp,
+                "pinned": pinned,
+                "address": address,
             }))
         };
         let portion = |value: &Value| {
@@ -169,6 +189,8 @@ mod tests {
                 name: fields["class_name"].as_str().unwrap().to_owned(),
                 share,
                 dscp: fields["dscp"].as_u64().map(|dscp| dscp as u8),
+                pinned: fields["pinned"].as_bool().unwrap(),
+                address: fields["address"].as_u64().map(|address| address as u8),
             };
             field_of("class", profile.member().unwrap()).into_bytes()
         };
@@ -185,6 +207,7 @@ mod tests {
             r#"class="a";weight"#,
             r#"class="a";dscp=64"#,
             r#"class="a";max-percent=101"#,
+            r#"class="a";address=256"#,
             r#"class="a";min-kbps=99999999999999999999"#,
             "class=a",
             "class",

@@ -3,10 +3,11 @@
 //! In: the inputs of a [`Client`], with link IDs that contain the class. Out: the outputs of a client, with
 //! the packets of all classes together. Always holds: the connection of the default class comes first; it
 //! makes the session or joins that of another thread, and carries the traffic of classes whose own
-//! connections do not work. A flow that the split-TCP proxy of a connection has accepted stays with that
-//! connection. Packets from the TUN device of a class belong to that class, whatever the rules say. An unused
-//! class has no connection ([`connection`]), and a session in which nothing moves has only that of the
-//! default class. A packet with priority that another connection carries leaves before those that wait there.
+//! connections do not work and that are not pinned. A flow that the split-TCP proxy of a connection has
+//! accepted stays with that connection. Packets from the TUN device of a class belong to that class,
+//! whatever the rules say. An unused class has no connection ([`connection`]) unless it is pinned, and a
+//! session in which nothing moves has only that of the default class. A packet with priority that another
+//! connection carries leaves before those that wait there.
 
 mod connection;
 
@@ -45,6 +46,10 @@ pub struct ClassSetup {
 struct Choice {
     class: usize,
     carrier: usize,
+}
+
+fn is_pinned(config: &ClientConfig) -> bool {
+    config.class.as_ref().is_some_and(|class| class.pinned)
 }
 
 /// The connections of a client in one thread.
@@ -107,6 +112,7 @@ impl ClassConnections {
         if let Some(class) = &config.class {
             self.shapers.set_share(now, id, class.share);
         }
+        let is_pinned = is_pinned(&config);
         let member = ConnectionNumber::of(self.shard, id).unwrap_or_default();
         let config = ClientConfig { setup: config.setup.for_endpoint(member.number()), ..config };
         let mut client = match member == ConnectionNumber::INITIAL {
@@ -120,7 +126,7 @@ impl ClassConnections {
         if let Some(watch) = &self.echo_watch {
             client.watch_echoes(watch.of_class(id));
         }
-        ClassConnection::new(now, id, priority, client)
+        ClassConnection::new(now, id, priority, is_pinned, client)
     }
 
     /// Records the links of ICMP echoes in `watch`.
@@ -155,6 +161,7 @@ impl ClassConnections {
                 }
                 let connection = &mut self.all[at];
                 connection.priority = class.priority;
+                connection.set_pinned(now, is_pinned(&class.config));
                 connection.client_mut().reconfigure(now, class.config);
             }
             None => {
@@ -193,6 +200,13 @@ impl ClassConnections {
     /// Returns the client of the default class.
     pub fn default_client(&self) -> &Client {
         &self.all[0].client
+    }
+
+    /// Whether packets of a class reach the server: on its own connection if it is pinned, else on that of
+    /// the default class.
+    pub fn reaches_server(&self, class: ClassId) -> bool {
+        let own = self.all.iter().find(|connection| connection.id == class && connection.is_pinned);
+        own.unwrap_or(&self.all[0]).client.reaches_server()
     }
 
     /// See [`Client::poll_udp`]; flows belong to the default class.
@@ -335,7 +349,8 @@ impl ClassConnections {
             }
             _ => Some(0),
         };
-        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client.terminates(&key)) {
+        let is_settled = key.protocol != protocol::TCP || self.all[own].is_pinned;
+        if is_settled || wanted.is_some_and(|at| self.all[at].client.terminates(&key)) {
             return wanted.map(|carrier| Choice { class: own, carrier });
         }
         // A TCP flow that another connection's split-TCP proxy has accepted stays there.

@@ -45,6 +45,11 @@ impl AddressSet {
         self.all[0]
     }
 
+    /// Returns the addresses of this number, counted from 0 in the order of assignment, if there are such.
+    pub fn get(&self, number: u8) -> Option<Addresses> {
+        self.all.get(usize::from(number)).filter(|_| number < self.count).copied()
+    }
+
     /// Returns the number of addresses of each family.
     pub fn count(&self) -> usize {
         usize::from(self.count)

@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use bytes::BytesMut;
-use mpvpn_class::Share;
 use mpvpn_flow::rules::Rules;
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, ip};
 use mpvpn_path::Scheduler;
@@ -70,7 +69,7 @@ pub(super) struct ClientSubject {
 
 impl ClientSubject {
     fn new(now: Instant, streams: bool) -> Self {
-        let class = ClassProfile { name: "default".to_owned(), share: Share::default(), dscp: None };
+        let class = ClassProfile { name: "default".to_owned(), ..ClassProfile::default() };
         let mode = if streams { FlowMode::Stream } else { FlowMode::Datagram };
         let config = ClientConfig {
             mode: TunnelMode::Packets,

@@ -139,6 +139,67 @@ fn tunnels_of_one_link_each_die_with_it_for_the_kernel_and_their_packets_take_th
     drop(clients);
 }
 
+#[test]
+fn a_pinned_class_with_its_device_never_uses_the_link_of_others_in_either_direction() {
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    write(
+        &testbed,
+        "client.toml",
+        "tun-carrier = true\n[[class]]\nname = 'default'\nexclude = ['eth2']\n\
+         [[class]]\nname = 'critical'\nexclude = ['eth2']\n\
+         [[class]]\nname = 'cams'\npinned = true\ntun = 'cams0'\nexclude = ['eth1']\n\
+         [[class.match]]\nmark = 7\n",
+    );
+    let client = testbed.client(&["--config", "client.toml"]);
+    let address = "10.0.0.3";
+    let carried =
+        || ["eth1", "eth2"].map(|link| testbed.interface_bytes(Host::Client, link)).map(|(rx, tx)| rx + tx);
+    // 20 packets of 1 kB and their answers.
+    let burst = |host, args: &[&str]| {
+        let before = carried();
+        let size = ["ping", "-n", "-q", "-c", "20", "-i", "0.02", "-W", "1", "-s", "1000"];
+        let said = testbed.output_of(host, SOON, &[&size[..], args].concat());
+        let used =
+            carried().iter().zip(before).map(|(after, before)| after - before > 20_000).collect::<Vec<_>>();
+        (String::from_utf8_lossy(&said.stdout).contains("20 received"), used)
+    };
+    let inet = inet4();
+    let bound: &[&str] = &["-I", "cams0", &inet];
+    let steered: &[&str] = &["-m", "7", &inet];
+    let on_second = (true, vec![false, true]);
+    eventually(SOON, "the class carries its packets", || {
+        let found = burst(Host::Client, bound);
+        if found == on_second { Ok(()) } else { Err(format!("{found:?}")) }
+    });
+    assert_eq!(burst(Host::Client, steered), on_second);
+    assert_eq!(burst(Host::Client, &[&inet]), (true, vec![true, false]));
+    // A flow that begins at the server, which knows the class by its address.
+    assert_eq!(burst(Host::Server, &[address]), on_second);
+    for cut in ["silent", "no carrier"] {
+        match cut {
+            "silent" => testbed.link(2).silence(Direction::Both),
+            _ => testbed.link(2).cut(),
+        }
+        wait_for_carrier(&testbed, "cams0", false);
+        for (host, args) in [(Host::Client, bound), (Host::Client, steered), (Host::Server, &[address])] {
+            let (answered, used) = burst(host, args);
+            assert!(!answered && !used[0], "{cut}: {args:?} {answered} {used:?}");
+        }
+        assert_eq!(burst(Host::Client, &[&inet]), (true, vec![true, false]), "{cut}");
+        assert!(!shown(&testbed, &["ip", "-o", "link", "show", "dev", TUN]).contains("NO-CARRIER"));
+        match cut {
+            "silent" => testbed.link(2).end_silence(),
+            _ => testbed.link(2).restore(),
+        }
+        let alive = wait_for_carrier(&testbed, "cams0", true);
+        assert!(alive < Duration::from_secs(2), "{cut}: {alive:?}");
+        assert_eq!(burst(Host::Server, &[address]), on_second, "{cut}");
+        assert_eq!(burst(Host::Client, steered), on_second, "{cut}");
+    }
+    drop(client);
+}
+
 /// Three links, and a tunnel for each of three classes over each of them: the class `c` goes to a host of its
 /// own, prefers the link `c`, and reaches the server at a port for each tunnel.
 struct Nine {

@@ -1,7 +1,7 @@
 //! Validates the classes of a file: portions, links, TUN devices and rules that contradict each other.
 
 use mpvpn_class::UnreachableReason;
-use mpvpn_types::{BitRate, Portion};
+use mpvpn_types::{BitRate, ClassId, Portion};
 
 use super::{
     ClassConfig, ClassContext, ClassTables, MatchRule, SteeringRule, rules_of, steering,
@@ -34,9 +34,19 @@ impl ClassCheck<'_> {
             let class = self.class(table);
             self.links(table, class)?;
             self.tun(table, class)?;
+            self.pinned(table, class)?;
         }
         self.rules(rules)?;
         self.steering(steering)
+    }
+
+    /// Refuses to pin the class that carries what others do not.
+    fn pinned(&self, table: &Table, class: &ClassConfig) -> Result<()> {
+        if class.pinned && class.id == ClassId::DEFAULT {
+            let why = "the class `default` cannot be `pinned`: it carries the packets that no rule matches";
+            return Err(self.error_at(table, Key::Pinned, why.to_owned()));
+        }
+        Ok(())
     }
 
     /// Refuses a `min` above `max`, and guarantees that exceed a link.

@@ -125,6 +125,13 @@ pub(crate) struct Table {
     #[serde(default)]
     #[schemars(with = "bool")]
     priority: Option<bool>,
+    /// Whether the class travels on its own connection only. Otherwise `default` carries its packets over the
+    /// links of `default` while none of its own works. With `exclude` and `tun` the class is a tunnel of its
+    /// own over some links; with `tun-carrier` its device loses its carrier as soon as it does not work
+    /// [default: false]
+    #[serde(default)]
+    #[schemars(with = "bool")]
+    pinned: Option<Spanned<bool>>,
     /// Packets that belong to the class: the tables `[[class.match]]`
     #[serde(default, rename = "match")]
     #[schemars(with = "Vec<MatchTable>")]
@@ -138,6 +145,7 @@ pub(crate) enum Key {
     Prefer,
     Exclude,
     Tun,
+    Pinned,
 }
 
 impl Table {
@@ -156,6 +164,7 @@ impl Table {
             Key::Prefer => self.prefer.as_ref().map(Spanned::span),
             Key::Exclude => self.exclude.as_ref().map(Spanned::span),
             Key::Tun => self.tun.as_ref().map(Spanned::span),
+            Key::Pinned => self.pinned.as_ref().map(Spanned::span),
         };
         found.unwrap_or_else(|| self.name_span())
     }
@@ -191,6 +200,7 @@ impl Table {
         class.exclude = links(&self.exclude).unwrap_or_default();
         class.tun = self.tun.as_ref().map(|tun| tun.get_ref().0.clone());
         class.priority = self.priority.unwrap_or(class.priority);
+        class.pinned = self.pinned.as_ref().is_some_and(|pinned| *pinned.get_ref());
     }
 }
 

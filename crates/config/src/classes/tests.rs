@@ -50,6 +50,7 @@ fn every_key_of_a_class_arrives() {
         exclude = "wwan0"
         tun = "cr0"
         priority = true
+        pinned = true
         [[class.match]]
         protocol = ["udp", 132]
         from = ["10.0.0.0/24", "fd00::1"]
@@ -86,6 +87,7 @@ fn every_key_of_a_class_arrives() {
             only: Vec::new(),
             tun: Some("cr0".into()),
             priority: true,
+            pinned: true,
         }
     );
     let [_, _, bulk] = ClassConfig::built_in();
@@ -93,7 +95,7 @@ fn every_key_of_a_class_arrives() {
     assert_eq!(
         config.class_rules[0],
         MatchRule {
-            origin: RuleOrigin::File { file: "client.toml".into(), line: 21 },
+            origin: RuleOrigin::File { file: "client.toml".into(), line: 22 },
             rule: Rule {
                 protocols: vec![17, 132],
                 from: vec!["10.0.0.0/24".parse().unwrap(), "fd00::1/128".parse().unwrap()],
@@ -106,7 +108,7 @@ fn every_key_of_a_class_arrives() {
             }
         }
     );
-    assert_eq!(config.class_rules[1].origin.to_string(), "client.toml, line 29");
+    assert_eq!(config.class_rules[1].origin.to_string(), "client.toml, line 30");
     assert_eq!(config.class_rules[1].rule.protocols, [1, 58]);
     assert_eq!(config.class_rules[2..], MatchRule::built_in(), "those of every client come last");
 }

@@ -3,11 +3,12 @@
 //! Each device has a routing table with a default route to it. Policy rules look up this table
 //! 1. for packets of sockets that are bound to the device, or to an address that only this device has;
 //! 2. for packets with the device's bits in the firewall mark, unless they go to a kept network
-//!    ([`KeptNetworks`]) to which the main table has a route. Rules of nftables set these bits on the packets
-//!    that [`ClassSteering`] matches.
+//!    ([`KeptNetworks`]) to which the main table has a route. Rules of nftables set these bits on the
+//!    packets that [`ClassSteering`] matches.
 //!
-//! Routes that users add to the device lead there as well. Packets that leave by it get its address (source
-//! NAT), because the server accepts packets from no other address.
+//! In the table of a pinned class an unreachable route follows the default route, for the time without a
+//! carrier. Routes that users add to the device lead there as well. Packets that leave by it get its
+//! address (source NAT), because the server accepts packets from no other address.
 
 use std::collections::BTreeSet;
 
@@ -39,6 +40,8 @@ pub struct ClassTun {
     /// The firewall mark of packets that are steered into it, of [`CLASS_MARKS`](crate::undo::CLASS_MARKS);
     /// `None` if no rule steers packets there.
     pub mark: Option<u8>,
+    /// Whether packets for it go nowhere else while it has no carrier.
+    pub is_pinned: bool,
 }
 
 /// A rule that steers packets into the device of a class.
@@ -195,6 +198,10 @@ impl ClassNet {
             }
             let route = Route::through(default_destination(family), table, tun.interface.index);
             steps.push(Step::Route { route, interface: Some(interface()) });
+            if tun.is_pinned {
+                let route = Route::unreachable(default_destination(family), table);
+                steps.push(Step::Route { route, interface: None });
+            }
             let lookup = Rule::lookup(family, self.client.priority(Layer::ClassDevice), table);
             let bound = Rule { output: Some(tun.interface.name.clone()), ..lookup.clone() };
             steps.push(Step::Rule { rule: bound });

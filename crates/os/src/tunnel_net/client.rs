@@ -114,9 +114,11 @@ impl ClientNet {
         let mut netlink = Netlink::open()?;
         prepare_device(&config.tun.name);
         if config.has_carrier_of_tunnel {
-            for family in ["ipv4", "ipv6"] {
-                let key = sysctl::interface_key(family, &config.tun.name, "ignore_routes_with_linkdown");
-                let _ = sysctl::write(&key, "1");
+            for tun in std::iter::once(&config.tun).chain(&config.class_tuns) {
+                for family in ["ipv4", "ipv6"] {
+                    let key = sysctl::interface_key(family, &tun.name, "ignore_routes_with_linkdown");
+                    let _ = sysctl::write(&key, "1");
+                }
             }
         }
         netlink.set_up(config.tun.index)?;

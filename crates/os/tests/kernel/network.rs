@@ -513,7 +513,7 @@ fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
         };
         let steering =
             vec![steering(&[], udp), steering(&[], marked), steering(&[40], PacketMatch::default())];
-        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2) }];
+        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2), is_pinned: false }];
         let mut classes = ClassNet::new(config.clone(), tuns, steering).unwrap();
         classes.enable_forwarding(&mut undo).unwrap();
         let given = |own| DeviceAddresses { addresses: vec![net("10.9.0.3/32"), net("fd00:9::3/128")], own };
@@ -584,7 +584,7 @@ fn packets_of_a_vlan_are_steered_by_its_interfaces_as_they_are_added_and_removed
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let packets = PacketMatch { ingress: vec!["lan0".into()], ..PacketMatch::default() };
         let steering = vec![ClassSteering { number: 1, packets, vlans: vec![20, 30] }];
-        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2) }];
+        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2), is_pinned: false }];
         let mut classes = ClassNet::new(ClientNetConfig::new(t0, 0), tuns, steering).unwrap();
         let given = DeviceAddresses { addresses: vec![net("10.9.0.3/32")], own: true };
         classes.apply(&mut undo, vec![given], 1400).unwrap();
@@ -641,7 +641,7 @@ fn tables_are_replaced_in_one_transaction() {
         let folder = Folder::new();
         let ((_device, t0), (_class_device, c0)) = (tun("t0"), tun("c0"));
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
-        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2) }];
+        let tuns = vec![ClassTun { interface: c0, number: 1, mark: Some(2), is_pinned: false }];
         let config = ClientNetConfig::new(t0, 0);
         let mut client = ClientNet::new(config.clone()).unwrap();
         let mut classes = ClassNet::new(config, tuns, Vec::new()).unwrap();

@@ -4,8 +4,8 @@
 //! connection carries a packet, the default class does, or the packet waits. Always holds: a class that was
 //! unused for [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has
 //! no connection, unless it is the default class or flows would end with the connection. A class other than
-//! the default one has none before its first use. While a connection is being made, only TCP SYN packets of
-//! streams wait, for at most [`MAX_SYN_WAIT`].
+//! the default one has none before its first use; a pinned one always has. While a connection is being
+//! made, only TCP SYN packets of streams wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
 
@@ -99,6 +99,8 @@ enum Attention {
 pub(super) struct ClassConnection {
     pub(super) id: ClassId,
     pub(super) priority: bool,
+    /// Whether no other connection carries its packets, which wait or are lost while its own does not work.
+    pub(super) is_pinned: bool,
     /// The client, for reading it and for taking results and reports, which makes nothing due; else
     /// [`Self::client_mut`].
     pub(super) client: Client,
@@ -116,13 +118,14 @@ pub(super) struct ClassConnection {
 }
 
 impl ClassConnection {
-    /// Creates a class. The default class connects at once, another one when it is used.
-    pub(super) fn new(now: Instant, id: ClassId, priority: bool, client: Client) -> Self {
+    /// Creates a class. The default class and pinned ones connect at once, others when they are used.
+    pub(super) fn new(now: Instant, id: ClassId, priority: bool, is_pinned: bool, client: Client) -> Self {
         let waiting_syns = VecDeque::new();
         let (state, changes) = (ConnectionState::Down, Changes::default());
         let mut class = Self {
             id,
             priority,
+            is_pinned,
             client,
             attention: Attention::Unhandled,
             state,
@@ -132,7 +135,7 @@ impl ClassConnection {
             waiting_syns,
             changes,
         };
-        if id != ClassId::DEFAULT {
+        if class.may_sleep() {
             class.sleep(now);
         }
         class
@@ -175,6 +178,18 @@ impl ClassConnection {
         self.attention = Attention::Unhandled;
     }
 
+    fn may_sleep(&self) -> bool {
+        self.id != ClassId::DEFAULT && !self.is_pinned
+    }
+
+    /// Pins the class to its own connection, or ends that.
+    pub(super) fn set_pinned(&mut self, now: Instant, is_pinned: bool) {
+        self.is_pinned = is_pinned;
+        if is_pinned && self.state == ConnectionState::Asleep {
+            self.wake(now);
+        }
+    }
+
     /// Closes the connection until the class is used.
     fn sleep(&mut self, now: Instant) {
         self.client_mut().sleep(now);
@@ -210,8 +225,9 @@ impl ClassConnection {
         packet: &ip::IpPacket<'_>,
     ) -> PacketOwner {
         match self.state {
+            _ if self.is_pinned => PacketOwner::OwnClass,
             // The connection of the default class uses the same links, and may be the only one that works.
-            ConnectionState::Ready(_) if !self.client.works() && default_client.works() => {
+            ConnectionState::Ready(_) if !self.client.reaches_server() && default_client.reaches_server() => {
                 PacketOwner::DefaultClass
             }
             ConnectionState::Ready(since)
@@ -252,6 +268,7 @@ impl ClassConnection {
         let owner = match self.state {
             // A stream does not depend on the MTU.
             ConnectionState::Up(_) | ConnectionState::Ready(_) => PacketOwner::OwnClass,
+            _ if self.is_pinned => PacketOwner::OwnClass,
             ConnectionState::Waking(woken) if now < woken + MAX_SYN_WAIT => {
                 return (PacketOwner::Undecided, VecDeque::new());
             }
@@ -328,8 +345,7 @@ impl ClassConnection {
     }
 
     fn idle_deadline(&self, session_last_use: Instant) -> Option<Instant> {
-        let may =
-            self.id != ClassId::DEFAULT && self.state != ConnectionState::Asleep && !self.client.has_flows();
+        let may = self.may_sleep() && self.state != ConnectionState::Asleep && !self.client.has_flows();
         may.then(|| (self.last_use() + IDLE_BEFORE_CLOSE).min(session_last_use + SESSION_IDLE_BEFORE_CLOSE))
     }
 

@@ -244,11 +244,6 @@ impl Client {
         self.apps.tcp.split_tcp.has_flow(flow)
     }
 
-    /// Whether the tunnel is up and a path works.
-    pub fn works(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.multipath.paths.any_works())
-    }
-
     /// Bytes queued for a path.
     pub fn backlog(&self) -> usize {
         self.session.as_ref().map_or(0, |session| session.multipath.scheduler.dispatcher.bytes())

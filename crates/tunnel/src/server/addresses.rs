@@ -85,6 +85,10 @@ impl Server {
             return;
         };
         let (stream, secret, resumed) = (request.id, tunnel.secret, tunnel.resumed);
+        if let Some(class) = &tunnel.class {
+            let own = class.address.and_then(|number| addresses.get(number));
+            self.sessions.session(&secret).flows.set_own(tunnel.arrival(self.shard.index()), own);
+        }
         if tunnel.addresses.replace(addresses).is_none() {
             self.changes.push(ServerChange::Joined { client: authenticated.tag(), resumed });
         }

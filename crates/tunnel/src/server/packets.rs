@@ -21,7 +21,6 @@ use crate::{
     accounts::counted_bytes,
     client::{clamp_received, is_link_local},
     multipath::{DecodedDatagram, Gateway, decode_payload},
-    session_flows::Arrival,
     udp::PayloadInbox,
 };
 
@@ -79,6 +78,7 @@ impl Server {
         let tunnel = authenticated.as_ref().and_then(|authenticated| authenticated.tunnel.as_ref());
         let flows = tunnel.map(|tunnel| &self.sessions.session(&tunnel.secret).flows);
         let shard = self.shard.index();
+        let arrival = tunnel.map(|tunnel| tunnel.arrival(shard));
         connection.receive_datagrams(|at, datagram| {
             let opened = match authenticated {
                 Some(authenticated) => authenticated.multipath.decode_datagram(now, at, datagram),
@@ -120,8 +120,8 @@ impl Server {
                     }
                     continue;
                 }
-                if let Some(flows) = flows {
-                    flows.record(now, Arrival { class: tunnel.number.class(), shard }, &view);
+                if let (Some(flows), Some(arrival)) = (flows, arrival) {
+                    flows.record(now, arrival, &view);
                 }
                 bytes += arrived.packet.len() as u64;
                 let mtu = multipath.mtu.announced();

@@ -21,6 +21,7 @@ use crate::{
     http::Http,
     multipath::{MultipathConnection, Role},
     relay::Relays,
+    session_flows::Arrival,
     udp::{EarlyPayloads, UdpFlows},
 };
 
@@ -103,6 +104,14 @@ pub(super) struct Tunnel {
     pub(super) takes_sites: bool,
     /// The MTU with which it is counted in `ClientMtus` (bytes).
     pub(super) counted_mtu: Option<usize>,
+}
+
+impl Tunnel {
+    /// Where its packets arrive at this shard.
+    pub(super) fn arrival(&self, shard: u8) -> Arrival {
+        let is_pinned = self.class.as_ref().is_some_and(|class| class.pinned);
+        Arrival { class: self.number.class(), shard, is_pinned }
+    }
 }
 
 /// An assignment of addresses that waits until packets from these are filtered.

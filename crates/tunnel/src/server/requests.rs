@@ -217,6 +217,9 @@ impl Server {
             class: None,
         };
         let class = server.agree(offered.as_ref(), &mut answer);
+        // The thread of the client that made the session is ready for packets.
+        let downlink_ready = number == ConnectionNumber::INITIAL
+            || number.shard() == 0 && class.as_ref().is_some_and(|class| class.pinned);
         connection.write(stream, h3::encode_headers(&answer));
         connection.write(stream, h3::encode_data(&routes));
         self.sessions.add(entry.secret, number, id);
@@ -231,7 +234,7 @@ impl Server {
             addresses: None,
             grant: PendingGrant::None,
             since: now,
-            downlink_ready: number == ConnectionNumber::INITIAL,
+            downlink_ready,
             takes_sites: extensions::takes_sites(offered.as_ref()),
             counted_mtu: None,
         });

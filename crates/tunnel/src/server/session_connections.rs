@@ -1,14 +1,18 @@
 //! The connections of a session at this shard, and which of them carries a packet to the client. In: the
 //! connection of each class, and the packets of flows from the client. Out: the connection for a packet to
 //! the client: that of the class in which its flow was last received; if the flow is unknown, or no path of
-//! that connection works, the one of the default class, or any. The answer to a flow that another shard
-//! receives belongs to that shard. Always holds: the table of flows is bounded.
+//! that connection works, the one of the default class, or any; a pinned class uses its own only. The
+//! answer to a flow that another shard receives belongs to that shard. Always holds: the table of flows is
+//! bounded.
 
 use mpvpn_packet::ip::IpPacket;
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{ClassId, Instant};
 
-use crate::{session_flows::SessionFlows, shapers::Shapers};
+use crate::{
+    session_flows::{Arrival, SessionFlows},
+    shapers::Shapers,
+};
 
 const CLASSES: usize = ClassId::MAX as usize;
 
@@ -74,7 +78,11 @@ impl SessionConnections {
             }
             _ => {
                 let class = arrival.map_or(ClassId::DEFAULT, |arrival| arrival.class);
-                self.connection_of(class, works).map(Downlink::Connection)
+                let found = match arrival {
+                    Some(Arrival { is_pinned: true, .. }) => self.by_class[usize::from(class.0) % CLASSES],
+                    _ => self.connection_of(class, works),
+                };
+                found.map(Downlink::Connection)
             }
         }
     }
@@ -97,7 +105,6 @@ mod tests {
     use mpvpn_packets::Packet;
 
     use super::*;
-    use crate::session_flows::Arrival;
 
     const INITIAL: ConnectionHandle = ConnectionHandle(3);
     const CALLS: ConnectionHandle = ConnectionHandle(9);
@@ -108,6 +115,31 @@ mod tests {
         let up = Packet::v4();
         let down = Packet { src: up.dst, dst: up.src, ..up.clone() };
         (up.udp(b"hello"), down.udp(b"there"))
+    }
+
+    #[test]
+    fn a_pinned_class_uses_its_own_connection_only_also_for_flows_that_begin_here() {
+        let (mut group, now) = (SessionConnections::default(), Instant::now());
+        let (up, down) = flow();
+        let (up, down) = (ip::parse(&up).unwrap(), ip::parse(&down).unwrap());
+        let source = PacketSource::Tun { shard: SHARD };
+        let downlink = |group: &SessionConnections, works: bool| {
+            group.downlink(now, source, &down, |id| works || id != CALLS)
+        };
+        let own = Some(Downlink::Connection(CALLS));
+        let arrival = Arrival { class: ClassId(1), shard: SHARD, is_pinned: true };
+        let addresses = crate::Addresses { v4: up.src().to_string().parse().ok(), v6: None };
+        let both = [(ClassId(0), INITIAL), (ClassId(1), CALLS)];
+        group.set(both.into_iter());
+        assert_eq!(downlink(&group, true), Some(Downlink::Connection(INITIAL)), "nothing is known yet");
+        group.flows.set_own(arrival, Some(addresses));
+        assert_eq!((downlink(&group, true), downlink(&group, false)), (own, own), "by its address");
+        group.flows.set_own(Arrival { is_pinned: false, ..arrival }, Some(addresses));
+        assert_eq!(downlink(&group, true), Some(Downlink::Connection(INITIAL)), "it is pinned no more");
+        group.flows.record(now, arrival, &up);
+        assert_eq!((downlink(&group, true), downlink(&group, false)), (own, own), "by its flow");
+        group.set([(ClassId(0), INITIAL)].into_iter());
+        assert_eq!(downlink(&group, true), None, "its connection is gone");
     }
 
     #[test]
@@ -124,7 +156,7 @@ mod tests {
             None => None,
         };
         let arrives = |group: &SessionConnections, class| {
-            group.flows.record(now, Arrival { class: ClassId(class), shard: SHARD }, &up);
+            group.flows.record(now, Arrival { class: ClassId(class), shard: SHARD, is_pinned: false }, &up);
         };
         assert_eq!(downlink(&group, &|_| true), None);
         assert!(group.set([(ClassId(1), CALLS)].into_iter()));
@@ -156,7 +188,7 @@ mod tests {
             shard.downlink(now, PacketSource::Tun { shard: number }, &down, |_| true)
         };
         assert_eq!(read_by(&other, 2), Some(Downlink::Connection(INITIAL)), "an unknown flow");
-        here.flows.record(now, Arrival { class: ClassId(1), shard: SHARD }, &up);
+        here.flows.record(now, Arrival { class: ClassId(1), shard: SHARD, is_pinned: false }, &up);
         assert_eq!(read_by(&here, SHARD), Some(Downlink::Connection(CALLS)));
         assert_eq!(read_by(&other, 2), Some(Downlink::OtherShard(SHARD)));
         let handed = other.downlink(now, PacketSource::OtherShard, &down, |_| true);

@@ -56,8 +56,7 @@ impl RogueServer {
         world.fec = Fec::Auto;
         world.copies = 4;
         let config = world.client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr);
-        let class =
-            ClassProfile { name: "default".to_owned(), share: mpvpn_class::Share::default(), dscp: None };
+        let class = ClassProfile { name: "default".to_owned(), ..ClassProfile::default() };
         let config = mpvpn_tunnel::ClientConfig { class: Some(class), ..config };
         let setup = ClassSetup { id: ClassId(0), priority: false, config };
         let now = world.now;

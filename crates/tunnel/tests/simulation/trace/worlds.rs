@@ -249,7 +249,12 @@ pub fn connect_udp_for_packets(world: &mut World) {
 /// A client with the classes `default`, `critical` and `bulk`, distinguished by ports.
 fn with_classes(world: &mut World, mode: FlowMode, links: &[&str]) -> usize {
     world.flow_rules = Rules { mode, rules: Vec::new() };
-    let class = |name: &str, share, dscp| ClassProfile { name: name.to_owned(), share, dscp };
+    let class = |name: &str, share, dscp| ClassProfile {
+        name: name.to_owned(),
+        share,
+        dscp,
+        ..ClassProfile::default()
+    };
     let weight = |number| Weight::new(number).unwrap();
     let half = Some(Portion::Percent(50));
     world.classes = vec![
