@@ -102,6 +102,7 @@ const TCP_TUNING: Tuning = Tuning {
     notsent_lowat: Some(128 << 10),
     user_timeout: Some(Duration::from_secs(30)),
     rto_max: Some(Duration::from_secs(1)),
+    syn_retries: None,
     dscp: 0,
 };
 

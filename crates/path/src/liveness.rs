@@ -48,6 +48,8 @@ pub struct LivenessConfig {
     pub min_silence: Duration,
     /// Whether the other end finds out when a path works again.
     pub peer_finds_return: bool,
+    /// Whether the link is metered.
+    pub metered: bool,
 }
 
 impl Default for LivenessConfig {
@@ -63,6 +65,7 @@ impl Default for LivenessConfig {
             min_arrivals: 2,
             min_silence: Duration::ZERO,
             peer_finds_return: false,
+            metered: false,
         }
     }
 }
@@ -89,6 +92,7 @@ impl LivenessConfig {
             idle_interval: Duration::from_secs(25),
             min_dead_interval: Duration::from_millis(200),
             max_dead_interval: Duration::from_secs(10),
+            metered: true,
             ..Self::default()
         }
     }
@@ -109,6 +113,8 @@ impl LivenessConfig {
     }
 }
 
+/// The interval of heartbeats on a path that is not asked: longer than any connection without an answer.
+const NEVER: Duration = Duration::from_secs(86_400);
 /// A heartbeat of the idle time may be early by half of its interval: then all paths with the same interval
 /// get together. Larger: they stay in groups; smaller: more heartbeats.
 const EARLY_IDLE_DIVISOR: u32 = 2;
@@ -218,6 +224,8 @@ pub struct Liveness {
     last_traffic: Option<Instant>,
     /// At an end that hears nothing on any path: since when, or when it last had a reason to ask anew.
     alone_since: Option<Instant>,
+    /// See [`Self::set_probed`].
+    is_probed: bool,
     /// Until when heartbeats are dense because data moves at the peer.
     peer_traffic_until: Option<Instant>,
     dense_since: Instant,
@@ -266,6 +274,7 @@ impl Liveness {
             silences: RecentSilences::new(now),
             last_traffic: None,
             alone_since: None,
+            is_probed: true,
             peer_traffic_until: None,
             dense_since: now,
             last_death: None,
@@ -345,6 +354,22 @@ impl Liveness {
         self.last_traffic = Some(now);
     }
 
+    /// Sets whether heartbeats ask on the path while it is dead and no data could use it: not while another
+    /// connection asks over the same link. When that ends, the next one is due at once. Returns whether this
+    /// is a change.
+    pub fn set_probed(&mut self, probed: bool) -> bool {
+        let before = std::mem::replace(&mut self.is_probed, probed);
+        if probed && !before {
+            self.last_heartbeat = None;
+        }
+        before != probed
+    }
+
+    /// See [`Self::set_probed`].
+    pub fn is_probed(&self) -> bool {
+        self.is_probed
+    }
+
     /// Sets whether this end hears nothing on any path, so that it asks ever less often, also while data
     /// moves.
     pub fn set_alone(&mut self, now: Instant, alone: bool) {
@@ -377,11 +402,14 @@ impl Liveness {
         let least = if is_dense { self.intervals.dense } else { self.config.min_dead_interval };
         let alone = self.alone_for(now);
         let silence = alone.unwrap_or_else(|| self.silence(now));
+        if !self.is_probed && (alone.is_some() || !is_dense) {
+            return NEVER;
+        }
         if is_dense && alone.is_none() && !self.config.peer_finds_return {
             return longest_pause_after_long(silence, least, self.config.max_dead_interval);
         }
-        // No longer on a metered link: NAT bindings have to live.
-        probe_pause(silence, least, false)
+        // Beside a path that works the binding of a NAT has to live; alone, packets of full size ask as well.
+        probe_pause(silence, least, self.config.metered && alone.is_some())
     }
 
     /// How long this end has heard nothing on any path, since it last had a reason to ask anew.
@@ -491,6 +519,16 @@ impl Liveness {
             self.last_heartbeat = Some(now);
         }
         takes
+    }
+
+    /// A packet was sent on the path that asks as a heartbeat does.
+    pub fn on_heartbeat_sent(&mut self, now: Instant) {
+        self.last_heartbeat = Some(now);
+    }
+
+    /// Whether a heartbeat has left on a dead path less than half a pause ago.
+    pub fn has_just_probed(&self, now: Instant) -> bool {
+        !self.is_alive() && self.last_heartbeat.is_some_and(|at| now < at + self.interval(now) / 2)
     }
 
     /// Makes the next heartbeat due at once.

@@ -63,6 +63,9 @@ const MAX_STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// attempt that uses them. More: load. Fewer: back later after an interruption.
 const PARALLEL_CONNECTS: usize = 4;
 const LAST_PARALLEL_ATTEMPT: u32 = 6;
+/// How often a SYN is repeated after that, a second apart ([`RTO_MAX`]). More: a link that leads nowhere
+/// costs more. Fewer: losses and round trips of seconds are in the way.
+const LATE_SYN_RETRIES: u8 = 2;
 /// How long the server may take to answer a request. Chosen (open question of docs/design/transport.md).
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The flow-control windows of a stream and of the connection (bytes): what a fast link with a long delay
@@ -297,6 +300,7 @@ impl TcpTransportConfig {
                 notsent_lowat: Some(NOTSENT_LOWAT),
                 user_timeout: Some(USER_TIMEOUT),
                 rto_max: Some(RTO_MAX),
+                syn_retries: None,
                 dscp,
             },
             tls: Arc::clone(&self.tls),
@@ -320,6 +324,7 @@ async fn connect(
     if (1..=LAST_PARALLEL_ATTEMPT).contains(&request.failures) {
         what.sockets = PARALLEL_CONNECTS;
     }
+    what.tuning.syn_retries = (request.failures > LAST_PARALLEL_ATTEMPT).then_some(LATE_SYN_RETRIES);
     let dialled = dial(&what).await.map_err(|error: DialError| {
         *is_answered =
             !matches!(error, DialError::Connect { .. } | DialError::TimedOut { step: DialStep::Connect, .. });

@@ -73,6 +73,8 @@ pub struct ClassConnections {
     session_secret: Option<Vec<u8>>,
     echo_watch: Option<EchoWatch>,
     coalescing: CoalescingLimit,
+    /// Whether connections may ask for others, too.
+    is_sharing: bool,
 }
 
 impl ClassConnections {
@@ -94,6 +96,7 @@ impl ClassConnections {
             session_secret: None,
             echo_watch: None,
             coalescing: CoalescingLimit::default(),
+            is_sharing: false,
         };
         for class in classes {
             let connection = connections.connect(now, class, several);
@@ -361,6 +364,33 @@ impl ClassConnections {
         ends.or(wanted).map(|carrier| Choice { class: own, carrier })
     }
 
+    /// Lets one connection ask for all on a link where nothing arrives: one in which data moves, or the
+    /// first. While nothing of the server arrives at all, that of the default class asks.
+    fn share_questions(&mut self, now: Instant) {
+        let has_questions =
+            self.all.len() > 1 && self.all.iter().any(|connection| connection.client.has_questions(now));
+        if !has_questions && !self.is_sharing {
+            return;
+        }
+        self.is_sharing = has_questions;
+        let mut questions = Vec::new();
+        for (at, connection) in self.all.iter().enumerate() {
+            let own = connection.client.questions(now);
+            questions.extend(own.map(|(link, is_dense)| (link, (!is_dense, at))));
+        }
+        for at in 0..self.all.len() {
+            let (before, [connection, ..]) = self.all.split_at_mut(at) else { return };
+            let is_shared =
+                before.first().is_some_and(|default| connection.client.may_leave_to(now, &default.client));
+            let asks_over = |link, is_dense: bool| {
+                questions.iter().any(|(other, rank)| *other == link && *rank < (!is_dense, at))
+            };
+            if connection.client.share_questions(now, is_shared, asks_over) {
+                connection.client_mut();
+            }
+        }
+    }
+
     /// Sends the packets that waited for a class which is connected now, or that have waited for too long.
     fn release_waiting(&mut self, now: Instant) {
         for at in 1..self.all.len() {
@@ -424,6 +454,7 @@ impl ClassConnections {
             }
             connection.update_readiness(now, self.mtu);
         }
+        self.share_questions(now);
         self.release_waiting(now);
         while let Some(event) = self.all[0].client.poll_event() {
             match &event {

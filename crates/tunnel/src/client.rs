@@ -365,7 +365,7 @@ impl Client {
     /// Whether links are asked or will be: nothing of the server arrives, and no pause after a refusal runs.
     fn asks_links(&self, now: Instant) -> bool {
         let waits = self.connector.backoff.next_try.is_some() && self.is_refused(now);
-        self.may_connect() && !self.reaches_server() && !waits
+        self.may_connect() && !self.reaches_server() && !waits && !self.silence.is_shared
     }
 
     fn fail(&mut self, now: Instant, error: ClientError) {

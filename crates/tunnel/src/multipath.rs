@@ -314,6 +314,23 @@ impl MultipathConnection {
         self.paths.values_mut().for_each(|path| path.liveness.probe_anew(now));
     }
 
+    /// The links over which a path is dead, so that heartbeats ask there, and whether data could use it.
+    pub(crate) fn questions(&self, now: Instant) -> impl Iterator<Item = (LinkId, bool)> {
+        let dead = self.paths.values().map(|path| (path, &path.liveness));
+        let dead = dead.filter(|(_, liveness)| liveness.has_carrier() && !liveness.is_alive());
+        dead.map(move |(path, liveness)| (path.link(), liveness.is_dense(now)))
+    }
+
+    /// Leaves questions on dead paths to other connections where they ask over the same link. Returns whether
+    /// this is a change.
+    pub(crate) fn share_questions(&mut self, now: Instant, asks_over: impl Fn(LinkId, bool) -> bool) -> bool {
+        let set = |changed, path: &mut PathEntry| {
+            let is_left = asks_over(path.link(), path.liveness.is_dense(now));
+            path.liveness.set_probed(!is_left) | changed
+        };
+        self.paths.values_mut().fold(false, set)
+    }
+
     /// This process got no processor until `until`, so silence before that is no evidence against a path.
     /// Repeated calls with the same time have no effect.
     pub(crate) fn on_local_stall(&mut self, until: Instant) {

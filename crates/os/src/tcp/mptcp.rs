@@ -89,6 +89,7 @@ mod tests {
             notsent_lowat: Some(16 << 10),
             user_timeout: Some(Duration::from_secs(20)),
             rto_max: Some(Duration::from_secs(1)),
+            syn_retries: Some(2),
             dscp: 10,
         };
         TcpOptions { device: Some("lo".to_owned()), protocol, tuning, ..TcpOptions::default() }
@@ -162,6 +163,7 @@ mod tests {
                 if !is_multipath(end) {
                     assert_eq!(number(end, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE), Some(10));
                     assert_eq!(number(end, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), Some(20_000));
+                    assert_eq!(number(end, libc::IPPROTO_TCP, libc::TCP_SYNCNT), Some(2));
                 }
             }
         }

@@ -90,6 +90,9 @@ pub struct Tuning {
     /// Longest retransmission timeout (TCP_RTO_MAX_MS; 1 to 120 s): a shorter one lets a connection continue
     /// sooner after an outage. Ignored on a Multipath TCP socket, and before Linux 6.15.
     pub rto_max: Option<Duration>,
+    /// How often a SYN is repeated (TCP_SYNCNT); `None`: the kernel's default. Ignored on a Multipath TCP
+    /// socket.
+    pub syn_retries: Option<u8>,
     /// The DSCP of all packets sent (RFC 2474), 0 to 63. Ignored on a Multipath TCP socket over IPv6.
     pub dscp: u8,
 }
@@ -129,6 +132,9 @@ impl Tuning {
         }
         if let Some(limit) = self.user_timeout {
             optional(libc::TCP_USER_TIMEOUT, limit.as_millis());
+        }
+        if let Some(count) = self.syn_retries {
+            optional(libc::TCP_SYNCNT, count.into());
         }
         if let Some(limit) = self.rto_max {
             optional(TCP_RTO_MAX_MS, limit.as_millis());

@@ -217,7 +217,7 @@ fn both_ends_ask_ever_less_often_on_the_only_path_while_it_is_dead() {
 }
 
 #[test]
-fn a_late_answer_is_asked_for_as_often_as_the_verdict_needs() {
+fn a_late_answer_is_probed_for_as_often_as_the_verdict_needs() {
     let mut pair = Pair::only();
     pair.ends.iter_mut().for_each(|end| end.set_measurements(400 * MS, 100 * MS, 0.0));
     pair.run(Duration::from_secs(3), true);
@@ -231,7 +231,7 @@ fn a_late_answer_is_asked_for_as_often_as_the_verdict_needs() {
 }
 
 #[test]
-fn a_dead_only_path_is_asked_once_a_round_trip_at_most() {
+fn a_dead_only_path_is_probed_once_a_round_trip_at_most() {
     let mut pair = Pair::only();
     pair.run(Duration::from_secs(3), true);
     pair.open = [false; 2];
@@ -324,7 +324,7 @@ fn the_end_that_receives_nothing_notices_the_loss_of_one_direction() {
 }
 
 #[test]
-fn a_dead_path_is_asked_ever_less_often_while_data_moves() {
+fn a_dead_path_is_probed_ever_less_often_while_data_moves() {
     let mut pair = Pair::new();
     pair.ends[1].set_config(pair.now, LivenessConfig::default().of_server());
     pair.run(3 * SECOND, true);
@@ -541,4 +541,33 @@ fn an_end_that_hears_nothing_on_any_path_asks_rarely_until_it_has_a_reason() {
     let again = beats(&mut end, 2, true);
     assert!(again >= 10, "{again} heartbeats after a pause of the traffic");
     assert!(beats(&mut end, 60, false) <= 60);
+}
+
+#[test]
+fn a_path_that_another_connection_asks_on_is_probed_only_for_data_and_at_once_afterwards() {
+    let start = Instant::now();
+    let (mut now, mut end) = (start, Liveness::new(LivenessConfig::metered(), start));
+    let mut beats = |end: &mut Liveness, seconds: u64, busy: bool| {
+        let mut count = 0;
+        for _ in 0..seconds * 100 {
+            now += 10 * MS;
+            if busy {
+                end.on_traffic(now);
+            }
+            count += u32::from(end.poll(now).send_heartbeat);
+        }
+        count
+    };
+    beats(&mut end, 120, true);
+    assert!(!end.is_alive());
+    assert!(end.set_probed(false) && !end.set_probed(false), "a change once");
+    assert!((5..=7).contains(&beats(&mut end, 60, true)), "data could use the path when it is back");
+    beats(&mut end, 3, false);
+    assert_eq!(beats(&mut end, 600, false), 0);
+    end.set_probed(true);
+    assert_eq!(beats(&mut end, 1, false), 1);
+    assert!((4..=5).contains(&beats(&mut end, 120, false)), "the binding of a NAT lives on");
+    end.set_alone(start, true);
+    beats(&mut end, 120, false);
+    assert!(beats(&mut end, 240, false) <= 2, "packets of full size ask as well");
 }

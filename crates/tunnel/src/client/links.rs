@@ -107,6 +107,11 @@ impl Links {
         self.links.get(&id).filter(|link| link.up && self.policy(id).tier != Tier::Never)
     }
 
+    /// Whether each link that may have a path may have one in `other`, too.
+    pub(super) fn are_among(&self, other: &Self) -> bool {
+        self.links.keys().all(|id| self.usable(*id).is_none() || other.usable(*id).is_some())
+    }
+
     /// The server's address over a link that may have a path.
     pub(super) fn usable(&self, id: LinkId) -> Option<SocketAddr> {
         self.may_have_path(id).map(|link| link.remote)

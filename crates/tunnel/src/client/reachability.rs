@@ -18,7 +18,7 @@ use super::{
     in_use,
     links::local_policy,
 };
-use crate::{events::ClientChange, handshake::HANDSHAKE_TIMEOUT};
+use crate::events::ClientChange;
 
 /// A new connection is tried beside the old one if every path was silent for this long while data moves, or
 /// if a request has no response: longer than the silence after which a path is dead
@@ -134,6 +134,50 @@ impl Client {
         }
     }
 
+    /// Whether this client has heard nothing for so long that it asks over its links with single packets.
+    pub(crate) fn is_asking(&self, now: Instant) -> bool {
+        self.silence.is_probing && self.asks_links(now)
+    }
+
+    /// Whether a path of this client is dead, or nothing is heard at all.
+    pub(crate) fn has_questions(&self, now: Instant) -> bool {
+        self.questions(now).next().is_some() || self.is_asking(now)
+    }
+
+    /// The links over which a path is dead, so that heartbeats ask there, and whether data could use it.
+    pub(crate) fn questions(&self, now: Instant) -> impl Iterator<Item = (LinkId, bool)> {
+        self.session.iter().flat_map(move |session| session.multipath.questions(now))
+    }
+
+    /// Whether another client asks over all links of this one.
+    pub(crate) fn may_leave_to(&self, now: Instant, other: &Self) -> bool {
+        other.is_asking(now) && self.links.are_among(&other.links)
+    }
+
+    /// Leaves questions to other clients of the same server: all if `shared`, else those on dead paths over
+    /// links for which `asks_over` holds; it is told whether data could use the path. When that ends, this
+    /// client asks at once. Returns whether something has changed.
+    pub(crate) fn share_questions(
+        &mut self,
+        now: Instant,
+        shared: bool,
+        asks_over: impl Fn(LinkId, bool) -> bool,
+    ) -> bool {
+        let own = self.session.as_mut().map(|session| &mut session.multipath);
+        let changed = own.is_some_and(|own| {
+            own.share_questions(now, |link, is_dense| shared || asks_over(link, is_dense))
+        });
+        if std::mem::replace(&mut self.silence.is_shared, shared) == shared {
+            return changed;
+        }
+        tracing::debug!(target: LIVENESS, class = self.class_name(), shared, "who asks for the server has changed");
+        if !shared {
+            self.probe_anew(now);
+            self.connector.backoff.reset(now);
+        }
+        true
+    }
+
     /// Asks over all links with single packets, once nothing has been heard for long.
     pub(super) fn probe_if_silent(&mut self, now: Instant) {
         if !self.asks_links(now) || !self.silence.is_long(now) {
@@ -160,7 +204,7 @@ impl Client {
     fn try_link(&mut self, now: Instant, id: LinkId) {
         // One path of each transport is enough to find out whether a link reaches the server; the others join
         // as paths.
-        if id.path_index() > 0 && !id.is_tcp() || !self.may_connect() {
+        if id.path_index() > 0 && !id.is_tcp() || !self.may_connect() || self.silence.is_shared {
             return;
         }
         let Some(remote) = self.links.usable(id) else { return };
@@ -204,7 +248,8 @@ impl Client {
                 self.connector.take(id);
                 return self.use_connection(now, id);
             }
-            if now.saturating_duration_since(handshake.started_at) >= HANDSHAKE_TIMEOUT {
+            let limit = self.silence.handshake_limit(now, handshake.last_received);
+            if now.saturating_duration_since(handshake.started_at) >= limit {
                 self.connector.take(id);
                 self.connector.close(now, &mut self.endpoint, id, "took too long");
                 self.endpoint.on_handshake_ended(HandshakeResult::Failed);

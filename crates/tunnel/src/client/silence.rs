@@ -7,7 +7,7 @@
 use mpvpn_path::{LivenessConfig, probe_pause};
 use mpvpn_types::{Duration, Instant};
 
-use crate::handshake::MIN_PROBE_PAUSE;
+use crate::handshake::{HANDSHAKE_TIMEOUT, MIN_PROBE_PAUSE};
 
 /// Handshakes begin as often as a quick answer asks for, for this long after something was heard or has
 /// changed. Longer: an outage costs more (a handshake without an answer repeats its packets, 13 kB in all);
@@ -16,6 +16,11 @@ const IMPATIENCE: Duration = Duration::from_secs(10);
 /// Questions of single packets for each handshake. More: a server that does not answer them (RFC 9000 §6.1
 /// asks for it, and does not demand it) is found later; fewer: an outage costs more. Chosen.
 const PROBES_PER_HANDSHAKE: u32 = 12;
+
+/// How long a handshake waits for its first answer where nothing has been heard for long: its packets are
+/// questions, too, and it repeats them ever less often. Longer: an outage costs more; shorter: a server over
+/// links with round trips of seconds, which does not answer single packets, is not found. Chosen.
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The silence of the server.
 #[derive(Clone, Copy, Debug)]
@@ -27,11 +32,13 @@ pub(super) struct Silence {
     wanted: Option<Instant>,
     /// Whether links are asked with single packets.
     pub(super) is_probing: bool,
+    /// Whether another connection over the same links asks for this one, too.
+    pub(super) is_shared: bool,
 }
 
 impl Silence {
     pub(super) fn new(now: Instant) -> Self {
-        Self { heard: now, restarted_at: now, wanted: None, is_probing: false }
+        Self { heard: now, restarted_at: now, wanted: None, is_probing: false, is_shared: false }
     }
 
     /// Something of the server has arrived.
@@ -66,6 +73,11 @@ impl Silence {
         self.since() + IMPATIENCE
     }
 
+    /// How long a handshake may take whose last answer came then.
+    pub(super) fn handshake_limit(&self, now: Instant, answered: Option<Instant>) -> Duration {
+        if self.is_long(now) && answered.is_none() { FIRST_ANSWER_TIMEOUT } else { HANDSHAKE_TIMEOUT }
+    }
+
     /// When a handshake may begin over a link that has not answered, after one that began at `last`.
     pub(super) fn next_handshake(&self, now: Instant, last: Option<Instant>, metered: bool) -> Instant {
         let silence = now.saturating_duration_since(self.since());
@@ -89,6 +101,9 @@ mod tests {
         assert_eq!(pause(&silence, at(16), false), Duration::from_secs(12));
         assert_eq!(pause(&silence, at(100), false), Duration::from_secs(300));
         assert_eq!(pause(&silence, at(100), true), Duration::from_secs(1440));
+        assert_eq!(silence.handshake_limit(at(9), None), HANDSHAKE_TIMEOUT);
+        assert_eq!(silence.handshake_limit(at(100), None), FIRST_ANSWER_TIMEOUT);
+        assert_eq!(silence.handshake_limit(at(100), Some(at(99))), HANDSHAKE_TIMEOUT);
         silence.on_heard(at(100));
         assert_eq!(pause(&silence, at(105), false), Duration::ZERO);
         assert!(silence.on_wanted(at(200)) && !silence.on_wanted(at(205)) && silence.on_wanted(at(215)));

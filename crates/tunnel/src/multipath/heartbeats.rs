@@ -347,7 +347,7 @@ impl Heartbeats {
         // On dead paths there are heartbeats anyway.
         let to_all_paths = to_all_paths && paths.values().any(|path| path.liveness.is_alive());
         let requested =
-            paths.iter_mut().filter_map(|(id, path)| path.peer.take_heartbeat_request().then_some(id));
+            paths.iter_mut().filter_map(|(id, path)| path.take_heartbeat_request(now).then_some(id));
         out.heartbeats.extend(requested.map(Heartbeat::Ping));
         if announce || to_all_paths {
             let none_trusted = !paths.values().any(PathEntry::is_trusted);
@@ -369,26 +369,32 @@ impl Heartbeats {
     fn probe_down_paths(
         &mut self,
         now: Instant,
-        paths: &PathTable,
+        paths: &mut PathTable,
         traffic: TrafficState,
         dense: bool,
         out: &mut Vec<Heartbeat>,
     ) {
         let Some(reports) = &mut self.reports else { return };
         let is_down = |path: &PathEntry| {
-            path.usage.state == PathState::Down && path.liveness.has_carrier() && !path.may_stay_unprobed()
+            path.usage.state == PathState::Down
+                && path.liveness.has_carrier()
+                && path.liveness.is_probed()
+                && !path.may_stay_unprobed()
         };
         let down_paths = || paths.iter().filter(|(_, path)| is_down(path));
         if dense || down_paths().next().is_none() {
             reports.probe = None;
             return;
         }
-        // The report that asks the peer for heartbeats uses a path that may be metered as well.
+        // The report that asks the peer for heartbeats uses a path that may be metered as well. Where no path
+        // is trusted, the heartbeats of the paths themselves are reports.
         let over = paths.iter().filter(|(_, path)| path.is_trusted());
-        let over = over.min_by_key(|(id, path)| (path.is_metered(), *id));
+        let Some((over, over_path)) = over.min_by_key(|(id, path)| (path.is_metered(), *id)) else {
+            reports.probe = None;
+            return;
+        };
         let confirming = down_paths().any(|(_, path)| path.liveness.is_probing(now));
-        let metered_only =
-            down_paths().all(|(_, path)| path.is_metered()) || over.is_none_or(|(_, path)| path.is_metered());
+        let metered_only = down_paths().all(|(_, path)| path.is_metered()) || over_path.is_metered();
         let probe = reports.probe.get_or_insert(PathProbe { since: now, next: now + EARLY_PROBE_INTERVAL });
         if confirming {
             probe.next = probe.next.min(now + CONFIRM_PROBE_INTERVAL);
@@ -396,10 +402,9 @@ impl Heartbeats {
         if now < probe.next {
             return;
         }
-        let over_path = over.map(|(id, _)| id.0);
         tracing::debug!(
             target: LIVENESS,
-            over = over_path,
+            over = over.0,
             confirming,
             metered_only,
             "paths that are down are probed while no data moves"
@@ -411,11 +416,11 @@ impl Heartbeats {
             _ => LATE_PROBE_INTERVAL,
         };
         probe.next = now + pause;
-        out.extend(down_paths().map(|(id, _)| Heartbeat::Ping(id)));
-        let over = over.map_or_else(|| down_paths().map(|(id, _)| id).collect(), |(id, _)| vec![id]);
-        for id in over {
-            out.push(self.heartbeat(now, paths, traffic, id, true));
+        for (id, path) in paths.iter_mut().filter(|(_, path)| is_down(path)) {
+            out.push(Heartbeat::Ping(id));
+            path.liveness.on_heartbeat_sent(now);
         }
+        out.push(self.heartbeat(now, paths, traffic, over, true));
     }
 
     /// Returns when [`Self::poll`] has to be called, apart from the heartbeats of the paths themselves.

@@ -131,6 +131,12 @@ impl PathEntry {
         }
     }
 
+    /// Whether the peer has requested a heartbeat; resets that. On a dead path one that has just left is the
+    /// answer.
+    pub(super) fn take_heartbeat_request(&mut self, now: Instant) -> bool {
+        self.peer.take_heartbeat_request() && !self.liveness.has_just_probed(now)
+    }
+
     /// Whether packets arrive in both directions, as far as is known.
     #[inline]
     pub(super) fn works(&self) -> bool {
