@@ -2,14 +2,18 @@
 
 use std::{
     fs,
+    path::Path,
+    thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use mpvpn_tests::{
+    dns::{ANSWER, NameServer},
     eventually,
     http::{MB, TestPages},
     ping::{Ping, ping, reaches},
-    testbed::{Family, Host, MpvpnProcess, Testbed, inet4},
+    tcpdump::Tcpdump,
+    testbed::{Family, Host, MpvpnProcess, Testbed, inet, inet4},
 };
 use serde_json::Value;
 
@@ -19,11 +23,14 @@ const SOON: Duration = Duration::from_secs(15);
 /// The LAN of the first home is that of the testbed, with the host 192.168.77.2. The second home has the same
 /// network, and its host is the client's own machine.
 const SECOND_HOST: &str = "192.168.77.9";
+const SECOND_HOST_V6: &str = "fd00:78::9";
+/// The far end of the client's second link, where a name server is.
+const FAR_END: &str = "10.102.0.1";
 /// The address of a server's metrics.
 const METRICS: &str = "127.0.0.1:9464";
 
-/// A server with users, a client with a LAN, and one whose LAN has the same addresses.
-fn two_homes() -> Site {
+/// A client with a LAN, and one whose LAN has the same addresses.
+fn machines() -> Testbed {
     let testbed = Testbed::two_homes();
     let other = |args: &[&str]| drop(testbed.run(Host::Other, args));
     other(&["ip", "link", "add", "lan0", "type", "veth", "peer", "name", "hosts"]);
@@ -31,6 +38,13 @@ fn two_homes() -> Site {
         other(&["ip", "link", "set", device, "up"]);
     }
     other(&["ip", "address", "add", &format!("{SECOND_HOST}/24"), "dev", "lan0"]);
+    other(&["ip", "address", "add", &format!("{SECOND_HOST_V6}/64"), "dev", "lan0"]);
+    testbed
+}
+
+/// The same, and a server with users.
+fn two_homes() -> Site {
+    let testbed = machines();
     let server = Site::start_server(&testbed);
     Site { server, testbed }
 }
@@ -86,10 +100,7 @@ fn two_homes_with_the_same_network_reach_each_other_and_let_in_only_whom_they_na
     reaches(testbed, Host::Lan, &inet4());
 
     // From behind the server: as soon as the home lets it in, and not before.
-    let server_there = testbed.run(Host::Server, &["ip", "-o", "-4", "addr"]);
-    let server_there = server_there.split_whitespace().find(|word| word.starts_with("198.51.100."));
-    let server_there = server_there.and_then(|net| net.split('/').next()).expect("the server's address");
-    testbed.run(Host::Inet, &["ip", "route", "add", "10.77.1.0/24", "via", server_there]);
+    add_route_of_inet(testbed, "10.77.1.0/24");
     is_silent(testbed, Host::Inet, "10.77.1.2");
     let pings = Ping::every(testbed, Host::Other, Duration::from_millis(20), "10.77.1.2", 4);
     accept("\"10.77.2.0/24\", \"10.0.0.0/24\", \"198.51.100.0/24\"");
@@ -226,6 +237,117 @@ fn users_and_the_hosts_behind_them_have_names() {
     assert!(getent(Host::Other, "ahostsv4 camera.vpn.internal").contains("192.168.77.2"));
 }
 
+/// Lets the network behind the server reach a network behind clients.
+fn add_route_of_inet(testbed: &Testbed, network: &str) {
+    let there = testbed.run(Host::Server, &["ip", "-o", "-4", "addr"]);
+    let there = there.split_whitespace().find(|word| word.starts_with("198.51.100."));
+    let there = there.and_then(|net| net.split('/').next()).expect("the server's address");
+    testbed.run(Host::Inet, &["ip", "route", "add", network, "via", there]);
+}
+
+/// Two sites with the same network and a network behind the server, all at once: each host reaches each other
+/// one whom it may, by address and by name; a camera is seen from outside while a link is cut; the names of a
+/// bypass leave over its link; with the kill switch nothing else does.
+#[test]
+fn two_sites_and_the_network_of_the_server_have_all_they_need_at_once() {
+    let testbed = machines();
+    let camera = TestPages::start(&testbed, Host::Lan);
+    let _at_link = NameServer::start_at(&testbed, Host::Server, FAR_END.parse().expect("an address"));
+    let write = |file: &str, text: &str| fs::write(testbed.dir().join(file), text).expect("a file to write");
+    write(
+        "server.toml",
+        &format!(
+            "dns-domain = 'vpn.internal'\n[[dns-name]]\nname = 'camera'\naddress = ['10.77.1.2', 'fd00:77::2']\n\
+             [[forward]]\nport = 'tcp/8443'\nto = '10.77.1.2:{}'\n",
+            camera.port()
+        ),
+    );
+    write(
+        "client.toml",
+        &format!(
+            "kill-switch = true\naccept-from = ['10.77.2.0/24', 'fd00:78::/64', '198.51.100.0/24']\n\
+             announce = [{{ network = '192.168.77.0/24', as = '10.77.1.0/24' }}, 'fd00:77::/64']\n\
+             [[bypass]]\ndomain = 'tv.example'\nlink = 'eth2'\ndns = '{FAR_END}'\n"
+        ),
+    );
+    let server = testbed.server(&["--auth", "token", "--state-dir", "state", "--config", "server.toml"]);
+    let site = Site { server, testbed };
+    let testbed = &site.testbed;
+    let anna = site.add("anna", &["--route", "10.77.1.0/24", "--route", "fd00:77::/64"]);
+    let bob = site.add("bob", &["--route", "10.77.2.0/24", "--route", "fd00:78::/64"]);
+    let resolvers = testbed.dir().join("resolv.conf");
+    fs::write(&resolvers, "nameserver 10.101.0.1\n").expect("a file to write");
+    let mut capture = Tcpdump::start(testbed, Host::Client, "udp or tcp or icmp");
+    let socket = testbed.file("api", Host::Client);
+    let path = socket.to_str().expect("ASCII");
+    let links = ["--path", "eth1", "--path", "eth2", "--api-socket", path];
+    let args = [&["client", &anna, "--config", "client.toml"], &links[..]].concat();
+    let resolv_conf = Path::new("/etc/resolv.conf");
+    let anna = testbed.start_with_file(Host::Client, &resolvers, resolv_conf, &args, &socket).wait_until_up();
+    let maps = ["--announce", "192.168.77.0/24=10.77.2.0/24", "--announce", "fd00:78::/64"];
+    let accepts = ["--accept-from", "10.77.1.0/24", "--accept-from", "fd00:77::/64"];
+    let bob = site.join_with(Host::Other, &bob, &[maps, accepts].concat()).wait_until_up();
+    for (process, network) in
+        [(&anna, "10.77.1.0/24"), (&anna, "fd00:77::/64"), (&bob, "10.77.2.0/24"), (&bob, "fd00:78::/64")]
+    {
+        wait_for_state(process, network, "in use");
+    }
+    add_route_of_inet(testbed, "10.77.1.0/24");
+
+    for (from, to) in [
+        (Host::Lan, "10.77.2.9"),
+        (Host::Lan, SECOND_HOST_V6),
+        (Host::Lan, &inet4()),
+        (Host::Lan, &inet(Family::V6)),
+        (Host::Inet, "10.77.1.2"),
+    ] {
+        reaches(testbed, from, to);
+    }
+    for (source, to) in [(SECOND_HOST, "10.77.1.2"), (SECOND_HOST_V6, "fd00:77::2")] {
+        let args = ["ping", "-c", "5", "-i", "0.2", "-W", "1", "-I", source, to];
+        let output = testbed.output_of(Host::Other, SOON, &args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+    // The tunnel address of the second client is not among those that the first site lets in.
+    is_silent(testbed, Host::Other, "10.77.1.2");
+    let getent = |host, resolvers: &Path, args: &str| {
+        let script = format!("mount --bind {} /etc/resolv.conf && exec getent {args}", resolvers.display());
+        let output = testbed.output_of(host, SOON, &["unshare", "--mount", "sh", "-c", &script]);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let of_server = testbed.dir().join("other.conf");
+    fs::write(&of_server, "nameserver 10.0.0.1\n").expect("a file to write");
+    assert!(getent(Host::Other, &of_server, "ahostsv4 camera.vpn.internal").contains("10.77.1.2"));
+    assert!(getent(Host::Other, &of_server, "ahostsv6 camera.vpn.internal").contains("fd00:77::2"));
+    assert!(getent(Host::Client, &resolvers, "ahostsv4 bob.vpn.internal").contains(&bob.address(Family::V4)));
+
+    let url = format!("http://198.51.100.1:8443/{}", 4 * MB);
+    let args = ["-sS", "--limit-rate", "1M", "--max-time", "20", "-o", "/dev/null", &url];
+    let mut download = testbed.command(Host::Inet, "curl");
+    let mut download = download.args(args).spawn().expect("curl runs");
+    thread::sleep(Duration::from_secs(1));
+    testbed.link(1).cut();
+    assert!(download.wait().expect("curl ends").success());
+
+    assert!(getent(Host::Client, &resolvers, "ahostsv4 live.tv.example").contains(&ANSWER.to_string()));
+    testbed.send_empty_udp(Host::Client, (&ANSWER.to_string(), 9));
+    testbed.send_empty_udp(Host::Client, ("203.0.113.7", 9));
+    let lines = capture.new_lines();
+    let leaves = |line: &&String| {
+        let on = |link: &str| line.split_whitespace().nth(1) == Some(link);
+        line.contains(" Out ") && (on("eth1") || on("eth2"))
+    };
+    let (of_tunnel, others): (Vec<_>, Vec<_>) =
+        lines.iter().filter(leaves).partition(|line| line.contains("> 192.0.2.1."));
+    assert!(of_tunnel.len() > 1000, "{} packets of the tunnel", of_tunnel.len());
+    let bypassed = |line: &&&String| {
+        line.contains(&format!("> {FAR_END}.53")) || line.contains(&format!("> {ANSWER}.9:"))
+    };
+    assert!(others.iter().any(|line| line.contains(&format!("> {ANSWER}.9:"))), "{others:#?}");
+    let wrong: Vec<_> = others.iter().filter(|line| !bypassed(line) || !line.contains(" eth2 ")).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 /// Whether a page of 1000 bytes arrives.
 fn gets(testbed: &Testbed, from: Host, url: &str) -> bool {
     let args = ["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{size_download}", url];
@@ -285,7 +407,7 @@ fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
     let args = ["-sS", "--limit-rate", "1M", "--max-time", "20", "-o", "/dev/null", &url];
     let mut download = testbed.command(Host::Inet, "curl");
     let mut download = download.args(args).spawn().expect("curl runs");
-    std::thread::sleep(Duration::from_secs(1));
+    thread::sleep(Duration::from_secs(1));
     testbed.link(1).cut();
     assert!(download.wait().expect("curl ends").success());
 
