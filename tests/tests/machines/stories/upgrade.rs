@@ -19,6 +19,8 @@ use crate::{
 
 /// Longest time without an answered ping while one end is upgraded: its process ends and starts once.
 const GAP_BAR: Duration = Duration::from_secs(2);
+/// The same for a client whose TUN device stays.
+const PERSISTENT_GAP_BAR: Duration = Duration::from_secs(1);
 /// Time of the ping and the transfer beside an upgrade: longer than the upgrade of a busy machine.
 const SECONDS: u32 = 15;
 
@@ -39,10 +41,16 @@ pub(super) fn run() {
     });
     let text = server.run(&["cat", "/etc/mpvpn/server.toml"]);
     assert!(text.contains("a line of the administrator"), "the upgrade replaced server.toml");
-    step("upgrade a client under load", || {
-        within("longest time without an answer", upgrade(alpha, alpha, in_tunnel, &newer), GAP_BAR);
+    step("upgrade a client under load, whose device stays", || {
+        alpha.shell("sed -i '1i tun-persist = true' /etc/mpvpn/client.toml && systemctl restart mpvpn-client");
+        wait_for_tunnel(alpha);
+        alpha.shell("ip route add 203.0.113.0/24 dev mpvpn0");
+        let gap = upgrade(alpha, alpha, in_tunnel, &newer);
+        within("longest time without an answer", gap, PERSISTENT_GAP_BAR);
         wait_for_tunnel(alpha);
         assert_eq!(alpha.tunnel_addresses(), addresses[0], "the client has another address");
+        let routes = alpha.run(&["ip", "route", "show", "dev", "mpvpn0"]);
+        assert!(routes.contains("203.0.113.0/24"), "the route of another program is gone: {routes}");
     });
     for machine in [server, alpha] {
         let installed = machine.run(&["dpkg-query", "--show", "--showformat", "${Version}", "mpvpn"]);
