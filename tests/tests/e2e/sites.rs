@@ -173,11 +173,11 @@ fn a_second_client_of_the_user_takes_the_network_over_within_a_second() {
     let second = site.join_with(Host::Other, &link, &announce).wait_until_up();
     wait_for_state(&second, "192.168.77.0/24", "standby");
     let pings = Ping::every(testbed, Host::Server, Duration::from_millis(20), "192.168.77.2", 8);
-    std::thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(2));
     let ended = SystemTime::now();
     assert!(first.interrupt().success());
     wait_for_state(&second, "192.168.77.0/24", "in use");
-    std::thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(2));
     let until = SystemTime::now();
     let gap = pings.stop().longest_gap(ended, until);
     assert!(gap < Duration::from_secs(1), "{gap:?} without an answer");
