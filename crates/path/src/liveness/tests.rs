@@ -217,7 +217,7 @@ fn both_ends_ask_ever_less_often_on_the_only_path_while_it_is_dead() {
 }
 
 #[test]
-fn a_late_answer_is_probed_for_as_often_as_the_verdict_needs() {
+fn a_late_answer_is_asked_for_as_often_as_the_verdict_needs() {
     let mut pair = Pair::only();
     pair.ends.iter_mut().for_each(|end| end.set_measurements(400 * MS, 100 * MS, 0.0));
     pair.run(Duration::from_secs(3), true);
@@ -231,7 +231,7 @@ fn a_late_answer_is_probed_for_as_often_as_the_verdict_needs() {
 }
 
 #[test]
-fn a_dead_only_path_is_probed_once_a_round_trip_at_most() {
+fn a_dead_only_path_is_asked_once_a_round_trip_at_most() {
     let mut pair = Pair::only();
     pair.run(Duration::from_secs(3), true);
     pair.open = [false; 2];
@@ -324,7 +324,7 @@ fn the_end_that_receives_nothing_notices_the_loss_of_one_direction() {
 }
 
 #[test]
-fn a_dead_path_is_probed_ever_less_often_while_data_moves() {
+fn a_dead_path_is_asked_ever_less_often_while_data_moves() {
     let mut pair = Pair::new();
     pair.ends[1].set_config(pair.now, LivenessConfig::default().of_server());
     pair.run(3 * SECOND, true);
