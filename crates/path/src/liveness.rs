@@ -354,8 +354,8 @@ impl Liveness {
         self.last_traffic = Some(now);
     }
 
-    /// Sets whether heartbeats ask on the path while it is dead and no data could use it: not while another
-    /// connection asks over the same link. When that ends, the next one is due at once. Returns whether this
+    /// Sets whether heartbeats ask on the path when it has been dead for long and no data could use it: not
+    /// while another connection asks over the same link. When that ends, the next one is due at once. Returns whether this
     /// is a change.
     pub fn set_probed(&mut self, probed: bool) -> bool {
         let before = std::mem::replace(&mut self.is_probed, probed);
@@ -365,9 +365,14 @@ impl Liveness {
         before != probed
     }
 
-    /// See [`Self::set_probed`].
-    pub fn is_probed(&self) -> bool {
-        self.is_probed
+    /// Whether questions on the path are left to another connection.
+    pub fn is_left_to_others(&self, now: Instant) -> bool {
+        !self.is_probed && self.is_long_dead(now)
+    }
+
+    /// Short outages are the most frequent: in them every question counts.
+    fn is_long_dead(&self, now: Instant) -> bool {
+        self.silence(now) >= LivenessConfig::TRAFFIC_PAUSE
     }
 
     /// Sets whether this end hears nothing on any path, so that it asks ever less often, also while data
@@ -402,7 +407,7 @@ impl Liveness {
         let least = if is_dense { self.intervals.dense } else { self.config.min_dead_interval };
         let alone = self.alone_for(now);
         let silence = alone.unwrap_or_else(|| self.silence(now));
-        if !self.is_probed && (alone.is_some() || !is_dense) {
+        if self.is_left_to_others(now) && (alone.is_some() || !is_dense) {
             return NEVER;
         }
         if is_dense && alone.is_none() && !self.config.peer_finds_return {
@@ -526,9 +531,9 @@ impl Liveness {
         self.last_heartbeat = Some(now);
     }
 
-    /// Whether a heartbeat has left on a dead path less than half a pause ago.
+    /// Whether a heartbeat has left less than half a pause ago on a path that has been dead for long.
     pub fn has_just_probed(&self, now: Instant) -> bool {
-        !self.is_alive() && self.last_heartbeat.is_some_and(|at| now < at + self.interval(now) / 2)
+        self.is_long_dead(now) && self.last_heartbeat.is_some_and(|at| now < at + self.interval(now) / 2)
     }
 
     /// Makes the next heartbeat due at once.

@@ -378,7 +378,7 @@ impl Heartbeats {
         let is_down = |path: &PathEntry| {
             path.usage.state == PathState::Down
                 && path.liveness.has_carrier()
-                && path.liveness.is_probed()
+                && !path.liveness.is_left_to_others(now)
                 && !path.may_stay_unprobed()
         };
         let down_paths = || paths.iter().filter(|(_, path)| is_down(path));
