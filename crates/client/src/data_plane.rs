@@ -14,7 +14,7 @@ use mpvpn_path::TransportHealth;
 use mpvpn_report::flows;
 use mpvpn_status::{FlowList, Status, events::Event};
 use mpvpn_threads::event_loop::{EventLoop, Iteration, has_waited_long};
-use mpvpn_tunnel::{Assignment, ClassConnections, ConnectionNumber, LinkPolicy};
+use mpvpn_tunnel::{Assignment, ClassConnections, ConnectionNumber, Heard, LinkPolicy};
 use mpvpn_types::{LinkId, Tier};
 
 use super::{
@@ -299,7 +299,7 @@ impl DataPlane {
             &self.policies,
             &self.transports,
             &|uplink| {
-                let (udp, tcp) = self.connections.heard(uplink);
+                let Heard { udp, tcp, .. } = self.connections.heard(uplink);
                 udp.max(tcp) != TransportHealth::Unknown
             },
             &reports,

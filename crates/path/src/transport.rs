@@ -69,8 +69,10 @@ pub enum TransportHealth {
 pub struct LinkSigns {
     /// The kernel reports a carrier and an address.
     pub carrier: bool,
-    /// The health of UDP.
+    /// The health of UDP: that of the connection for which it is worst.
     pub udp: TransportHealth,
+    /// Whether UDP works for any connection.
+    pub udp_works_for_any: bool,
     /// The health of TCP.
     pub tcp: TransportHealth,
     /// Whether each packet costs money.
@@ -125,6 +127,8 @@ pub struct TransportSelector {
     /// When either transport last worked.
     heard_at: Instant,
     udp: Udp,
+    /// While UDP is silent: since when it works for a connection again.
+    udp_returns_since: Option<Instant>,
     answered: Option<Instant>,
     open: Option<Established>,
     connecting: bool,
@@ -152,6 +156,7 @@ impl TransportSelector {
             up: None,
             heard_at: now,
             udp: Udp::Silent { since: now, died: false },
+            udp_returns_since: None,
             answered: None,
             open: None,
             connecting: false,
@@ -280,14 +285,15 @@ impl TransportSelector {
         if signs.udp == TransportHealth::Working || signs.tcp == TransportHealth::Working {
             self.heard_at = now;
         }
-        self.update_udp(now, signs.udp);
+        self.update_udp(now);
         self.update_tcp(now, signs.tcp);
         self.choose_transport(now);
         self.tcp_action(now)
     }
 
-    fn update_udp(&mut self, now: Instant, heard: TransportHealth) {
-        let up = self.up_since(now);
+    fn update_udp(&mut self, now: Instant) {
+        let (up, signs) = (self.up_since(now), self.signs);
+        let heard = signs.udp;
         match (heard, self.udp) {
             (TransportHealth::Working, Udp::Works { since }) => {
                 self.udp = Udp::Works { since: since.max(up) }
@@ -313,6 +319,8 @@ impl TransportSelector {
             }
             _ => {}
         }
+        let returns = signs.udp_works_for_any && matches!(self.udp, Udp::Silent { .. });
+        self.udp_returns_since = returns.then_some(self.udp_returns_since.unwrap_or(now));
         self.answered = match heard {
             TransportHealth::Unknown => self.answered,
             _ => self.answered.or(Some(now)),
@@ -336,7 +344,10 @@ impl TransportSelector {
         if self.wanted != Transport::Auto {
             return;
         }
+        // A connection that sends less finds out later that UDP works again.
+        let returns = self.udp_returns_since.is_some_and(|since| !self.is_over(now, since + UDP_WORKS_TIME));
         let (transport, reason) = match (self.preferred.0, self.udp, self.open) {
+            (PathTransport::Udp, Udp::Silent { .. }, _) if returns => (PathTransport::Udp, ""),
             // Where UDP worked before, the whole link may be silent, and UDP may be back before TCP is.
             (PathTransport::Udp, Udp::Silent { died, .. }, Some(open)) if open.works.is_some() || !died => {
                 (PathTransport::Tcp, "UDP is silent, and TCP is not")

@@ -41,6 +41,17 @@ pub struct ClassSetup {
     pub config: ClientConfig,
 }
 
+/// What arrives over a link.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard {
+    /// Over UDP, by the connection for which it is worst.
+    pub udp: TransportHealth,
+    /// Whether UDP works for any connection.
+    pub udp_works_for_any: bool,
+    /// Inside TCP, likewise the worst.
+    pub tcp: TransportHealth,
+}
+
 /// The class of a packet, and the class whose connection carries it: indices into [`ClassConnections::all`].
 #[derive(Clone, Copy, Debug)]
 struct Choice {
@@ -246,10 +257,11 @@ impl ClassConnections {
     /// Returns whether packets of the server arrive over the link `uplink`: over UDP, and inside TCP. If the
     /// path of any class is dead the result is dead, as a class that sends nothing there would not
     /// notice.
-    pub fn heard(&self, uplink: LinkId) -> (TransportHealth, TransportHealth) {
-        let all = |of: &dyn Fn(&Client) -> TransportHealth| {
-            let heard: Vec<TransportHealth> =
-                self.all.iter().map(|connection| of(&connection.client)).collect();
+    pub fn heard(&self, uplink: LinkId) -> Heard {
+        let of_all = |of: &dyn Fn(&Client) -> TransportHealth| -> Vec<TransportHealth> {
+            self.all.iter().map(|connection| of(&connection.client)).collect()
+        };
+        let all = |heard: Vec<TransportHealth>| {
             let dead = heard.contains(&TransportHealth::Dead).then_some(TransportHealth::Dead);
             dead.or(heard.into_iter().max()).unwrap_or_default()
         };
@@ -257,7 +269,12 @@ impl ClassConnections {
             let pipes = (0..LinkId::TCP_PATH_INDEX).map(|pipe| client.heard_on(uplink.with_path_index(pipe)));
             pipes.max().unwrap_or_default()
         };
-        (all(&udp), all(&|client: &Client| client.heard_on(uplink.with_path_index(LinkId::TCP_PATH_INDEX))))
+        let (udp, tcp_path) = (of_all(&udp), uplink.with_path_index(LinkId::TCP_PATH_INDEX));
+        Heard {
+            udp_works_for_any: udp.contains(&TransportHealth::Working),
+            udp: all(udp),
+            tcp: all(of_all(&|client| client.heard_on(tcp_path))),
+        }
     }
 
     /// See [`Client::on_local_stall`].

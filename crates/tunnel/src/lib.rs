@@ -48,7 +48,7 @@ mod vectors;
 
 pub use accounts::UserRates;
 pub use class::{ClassProfile, UserLimits};
-pub use class_connections::{ClassConnections, ClassSetup};
+pub use class_connections::{ClassConnections, ClassSetup, Heard};
 pub use client::{
     AddressesInUse, Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
     FlowReport, FlowTransport, Outage, TunnelMode, UdpFlowEvent,

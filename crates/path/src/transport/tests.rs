@@ -237,6 +237,34 @@ fn attempts_that_fail_come_less_often_and_the_reason_is_kept() {
 }
 
 #[test]
+fn tcp_waits_for_a_moment_where_udp_works_for_some_connections_again() {
+    let start = Instant::now();
+    let at = |ms| start + Duration::from_millis(ms);
+    let mut judge = TransportSelector::new(start, Transport::Auto);
+    let (dead, working) = (TransportHealth::Dead, TransportHealth::Working);
+    let signs = |udp, udp_works_for_any, tcp| LinkSigns {
+        carrier: true,
+        udp,
+        udp_works_for_any,
+        tcp,
+        ..LinkSigns::default()
+    };
+    judge.update(at(0), signs(working, true, TransportHealth::Unknown));
+    judge.update(at(60_000), signs(working, true, TransportHealth::Unknown));
+    judge.update(at(61_000), signs(dead, false, TransportHealth::Unknown));
+    judge.on_tcp_connected(at(64_000));
+    judge.update(at(64_010), signs(dead, true, working));
+    assert_eq!(judge.preferred(), PathTransport::Udp);
+    assert_eq!(judge.poll_timeout(), Some(at(64_510)));
+    let mut other = judge.clone();
+    other.update(at(64_100), signs(working, true, working));
+    other.update(at(64_600), signs(working, true, working));
+    assert_eq!(other.preferred(), PathTransport::Udp, "it works for all");
+    judge.update(at(64_510), signs(dead, true, working));
+    assert_eq!(judge.preferred(), PathTransport::Tcp, "a connection gets no answer over UDP");
+}
+
+#[test]
 fn an_attempt_that_takes_long_to_fail_is_followed_at_once() {
     let start = Instant::now();
     let mut judge = TransportSelector::new(start, Transport::Tcp);
