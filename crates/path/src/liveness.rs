@@ -355,8 +355,8 @@ impl Liveness {
     }
 
     /// Sets whether heartbeats ask on the path when it has been dead for long and no data could use it: not
-    /// while another connection asks over the same link. When that ends, the next one is due at once. Returns whether this
-    /// is a change.
+    /// while another connection asks over the same link. When that ends, the next one is due at once.
+    /// Returns whether this is a change.
     pub fn set_probed(&mut self, probed: bool) -> bool {
         let before = std::mem::replace(&mut self.is_probed, probed);
         if probed && !before {
@@ -370,7 +370,8 @@ impl Liveness {
         !self.is_probed && self.is_long_dead(now)
     }
 
-    /// Short outages are the most frequent: in them every question counts.
+    /// Whether it has been dead for so long that questions are shared. In short outages, the most frequent,
+    /// every one counts.
     fn is_long_dead(&self, now: Instant) -> bool {
         self.silence(now) >= LivenessConfig::TRAFFIC_PAUSE
     }

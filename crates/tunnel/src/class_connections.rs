@@ -41,7 +41,7 @@ pub struct ClassSetup {
     pub config: ClientConfig,
 }
 
-/// What arrives over a link.
+/// The transports over which a link is heard.
 #[derive(Clone, Copy, Debug)]
 pub struct Heard {
     /// Over UDP, by the connection for which it is worst.
