@@ -184,6 +184,8 @@ pub struct Registry {
     count_due: Arc<AtomicBool>,
     /// Whether other networks behind clients are wanted since [`Registry::take_sites_due`].
     sites_due: Arc<AtomicBool>,
+    /// Whether other networks behind clients are wanted than are in force.
+    sites_change: Arc<AtomicBool>,
     /// Whether ports may lead to other sessions since [`Registry::take_forwards_due`].
     forwards_due: Arc<AtomicBool>,
 }
@@ -210,8 +212,8 @@ impl Registry {
             sites: Arc::default(),
         };
         let inner = Arc::new(Mutex::new(inner));
-        let (leases_changed, count_due, sites_due, forwards_due) = Default::default();
-        Self { inner, leases_changed, count_due, sites_due, forwards_due }
+        let (leases_changed, count_due, sites_due, sites_change, forwards_due) = Default::default();
+        Self { inner, leases_changed, count_due, sites_due, sites_change, forwards_due }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -359,6 +361,7 @@ impl Registry {
     fn note_sites_due(&self, changed: bool) {
         if changed {
             self.sites_due.store(true, Ordering::Relaxed);
+            self.sites_change.store(true, Ordering::Relaxed);
         }
     }
 
@@ -378,6 +381,12 @@ impl Registry {
     /// The machine is prepared for these networks behind clients.
     pub fn put_sites_in_force(&self, sites: SiteTable) {
         self.lock().sites = Arc::new(sites);
+        self.sites_change.store(self.sites_due.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Whether other networks behind clients are wanted than are in force, or than `known`.
+    pub(crate) fn is_changing_sites(&self, known: &Arc<SiteTable>) -> bool {
+        self.sites_change.load(Ordering::Relaxed) || !Arc::ptr_eq(known, &self.lock().sites)
     }
 
     /// The networks behind clients that are in force.
@@ -888,6 +897,25 @@ mod tests {
             AdmissionError::ServerFull
         );
         assert!(registry.admit(&request(Some([1; 16]), 2, 1, 8), || unreachable!()).is_ok());
+    }
+
+    #[test]
+    fn networks_are_changing_from_the_wish_until_a_shard_knows_what_is_in_force() {
+        let registry = Registry::new("10.0.0.0/24".parse().unwrap(), None, 10);
+        let net: IpNet = "192.168.7.0/24".parse().unwrap();
+        let known = registry.sites();
+        assert!(!registry.is_changing_sites(&known));
+        assert!(registry.announce([1; 16], "anna", vec![net], (vec![net], Vec::new())));
+        assert!(registry.is_changing_sites(&known));
+        assert!(registry.take_sites_due());
+        registry.put_sites_in_force(registry.wanted_sites());
+        assert!(registry.is_changing_sites(&known), "this shard knows only what was before");
+        let known = registry.sites();
+        assert!(!registry.is_changing_sites(&known));
+        // A change that comes while the machine is being prepared is for the next time.
+        registry.announce([1; 16], "anna", Vec::new(), (vec![net], Vec::new()));
+        registry.put_sites_in_force(registry.wanted_sites());
+        assert!(registry.is_changing_sites(&registry.sites()));
     }
 
     #[test]

@@ -148,8 +148,8 @@ impl World {
     fn after(&self, event: Event) -> Result<Self, &'static str> {
         let inner = Arc::new(Mutex::new(self.registry.lock().clone()));
         let mut world = self.clone();
-        let (leases_changed, count_due, sites_due, forwards_due) = Default::default();
-        world.registry = Registry { inner, leases_changed, count_due, sites_due, forwards_due };
+        let (leases_changed, count_due, sites_due, sites_change, forwards_due) = Default::default();
+        world.registry = Registry { inner, leases_changed, count_due, sites_due, sites_change, forwards_due };
         match event {
             Event::Ask { party, process_of, secret, number } => {
                 let instance = process_of.map(|party| world.instance(party));

@@ -180,6 +180,10 @@ impl Server {
                 TunOutcome::ForShard(shard)
             };
         }
+        if self.sites.session_of(dst).is_some() && self.registry.is_changing_sites(&self.sites) {
+            // Another session may take the network over in a moment.
+            return TunOutcome::Consumed;
+        }
         let from = self.routes.gateway().for_source(src);
         let error =
             from.and_then(|from| icmp::unreachable(packet, icmp::Unreachable::AddressUnreachable, from));
