@@ -229,9 +229,9 @@ impl LinkTransports {
             let up = up && policies.tier(&name) != Tier::Never;
             let transport = self.links.entry(id).or_insert_with(|| LinkTransport::new(now, policies, &name));
             transport.judge.set_wanted(now, policies.transport(&name));
-            let Heard { udp, udp_works_for_any, tcp } = connections.heard(id);
+            let Heard { udp, udp_heard_by_any, tcp } = connections.heard(id);
             let (metered, restarted_at) = (policies.of(&name).metered, Some(restarted_at));
-            let signs = LinkSigns { carrier: up, udp, udp_works_for_any, tcp, metered, restarted_at };
+            let signs = LinkSigns { carrier: up, udp, udp_heard_by_any, tcp, metered, restarted_at };
             let order = transport.judge.update(now, signs);
             match order.filter(|_| self.tcp_config.is_some()) {
                 Some(TcpAction::Connect) => self.dial(event_loop, now, id, links, policies),

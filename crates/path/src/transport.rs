@@ -71,8 +71,8 @@ pub struct LinkSigns {
     pub carrier: bool,
     /// The health of UDP: that of the connection for which it is worst.
     pub udp: TransportHealth,
-    /// Whether UDP works for any connection.
-    pub udp_works_for_any: bool,
+    /// Whether packets arrive over UDP for any connection.
+    pub udp_heard_by_any: bool,
     /// The health of TCP.
     pub tcp: TransportHealth,
     /// Whether each packet costs money.
@@ -127,7 +127,7 @@ pub struct TransportSelector {
     /// When either transport last worked.
     heard_at: Instant,
     udp: Udp,
-    /// While UDP is silent: since when it works for a connection again.
+    /// While UDP is silent: since when packets arrive over it for a connection again.
     udp_returns_since: Option<Instant>,
     answered: Option<Instant>,
     open: Option<Established>,
@@ -319,7 +319,7 @@ impl TransportSelector {
             }
             _ => {}
         }
-        let returns = signs.udp_works_for_any && matches!(self.udp, Udp::Silent { .. });
+        let returns = signs.udp_heard_by_any && matches!(self.udp, Udp::Silent { .. });
         self.udp_returns_since = returns.then_some(self.udp_returns_since.unwrap_or(now));
         self.answered = match heard {
             TransportHealth::Unknown => self.answered,

@@ -46,8 +46,8 @@ pub struct ClassSetup {
 pub struct Heard {
     /// Over UDP, by the connection for which it is worst.
     pub udp: TransportHealth,
-    /// Whether UDP works for any connection.
-    pub udp_works_for_any: bool,
+    /// Whether packets arrive over UDP for any connection.
+    pub udp_heard_by_any: bool,
     /// Inside TCP, likewise the worst.
     pub tcp: TransportHealth,
 }
@@ -269,9 +269,12 @@ impl ClassConnections {
             let pipes = (0..LinkId::TCP_PATH_INDEX).map(|pipe| client.heard_on(uplink.with_path_index(pipe)));
             pipes.max().unwrap_or_default()
         };
+        let hears = |client: &Client| {
+            (0..LinkId::TCP_PATH_INDEX).any(|pipe| client.hears_on(uplink.with_path_index(pipe)))
+        };
         let (udp, tcp_path) = (of_all(&udp), uplink.with_path_index(LinkId::TCP_PATH_INDEX));
         Heard {
-            udp_works_for_any: udp.contains(&TransportHealth::Working),
+            udp_heard_by_any: self.all.iter().any(|connection| hears(&connection.client)),
             udp: all(udp),
             tcp: all(of_all(&|client| client.heard_on(tcp_path))),
         }

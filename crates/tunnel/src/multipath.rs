@@ -314,6 +314,12 @@ impl MultipathConnection {
         self.paths.values_mut().for_each(|path| path.liveness.probe_anew(now));
     }
 
+    /// Whether the path over this link is alive, whatever the peer receives there.
+    pub(crate) fn hears_on(&self, link: LinkId) -> bool {
+        let path = self.paths.path_on(link).and_then(|id| self.paths.get(id));
+        path.is_some_and(|path| path.liveness.is_alive())
+    }
+
     /// The links over which a path is dead, so that heartbeats ask there, and whether data could use it.
     pub(crate) fn questions(&self, now: Instant) -> impl Iterator<Item = (LinkId, bool)> {
         let dead = self.paths.values().map(|path| (path, &path.liveness));

@@ -242,10 +242,10 @@ fn tcp_waits_for_a_moment_where_udp_works_for_some_connections_again() {
     let at = |ms| start + Duration::from_millis(ms);
     let mut judge = TransportSelector::new(start, Transport::Auto);
     let (dead, working) = (TransportHealth::Dead, TransportHealth::Working);
-    let signs = |udp, udp_works_for_any, tcp| LinkSigns {
+    let signs = |udp, udp_heard_by_any, tcp| LinkSigns {
         carrier: true,
         udp,
-        udp_works_for_any,
+        udp_heard_by_any,
         tcp,
         ..LinkSigns::default()
     };

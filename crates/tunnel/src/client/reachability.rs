@@ -99,6 +99,11 @@ impl Client {
         }
     }
 
+    /// Whether a path over this link is alive, whatever the server receives there.
+    pub(crate) fn hears_on(&self, id: LinkId) -> bool {
+        self.session.as_ref().is_some_and(|session| session.multipath.hears_on(id))
+    }
+
     fn leave_link(&mut self, now: Instant, id: LinkId) {
         self.links.stop_using(id);
         self.abandon_handshakes_on(now, id, "the link is not to be used");
