@@ -193,7 +193,7 @@ impl ClassConnection {
     /// Closes the connection until the class is used.
     fn sleep(&mut self, now: Instant) {
         self.client_mut().sleep(now);
-        self.enter(ConnectionState::Asleep, "the class needs no connection");
+        self.enter(ConnectionState::Asleep, "the class is unused");
     }
 
     /// Makes a connection.
@@ -340,13 +340,6 @@ impl ClassConnection {
     fn close_if_idle(&mut self, now: Instant, session_last_use: Instant) {
         if self.idle_deadline(session_last_use).is_some_and(|at| now >= at) {
             self.changes.push(ClassChange::Idle);
-            self.sleep(now);
-        }
-    }
-
-    /// Closes a connection on which nothing has been heard for long, unless flows would end with it.
-    pub(super) fn end_if_long_silent(&mut self, now: Instant) {
-        if self.may_sleep() && self.client.has_long_silent_connection(now) && !self.client.has_flows() {
             self.sleep(now);
         }
     }
