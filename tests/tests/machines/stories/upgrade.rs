@@ -42,7 +42,8 @@ pub(super) fn run() {
     let text = server.run(&["cat", "/etc/mpvpn/server.toml"]);
     assert!(text.contains("a line of the administrator"), "the upgrade replaced server.toml");
     step("upgrade a client under load, whose device stays", || {
-        alpha.shell("sed -i '1i tun-persist = true' /etc/mpvpn/client.toml && systemctl restart mpvpn-client");
+        alpha
+            .shell("sed -i '1i tun-persist = true' /etc/mpvpn/client.toml && systemctl restart mpvpn-client");
         wait_for_tunnel(alpha);
         alpha.shell("ip route add 203.0.113.0/24 dev mpvpn0");
         let gap = upgrade(alpha, alpha, in_tunnel, &newer);
