@@ -18,8 +18,8 @@ pub struct ClassProfile {
     pub dscp: Option<u8>,
     /// Whether its packets travel on its own connection only, and never on that of another class.
     pub pinned: bool,
-    /// Of a pinned class, which of the session's addresses of each family is its own, counted from 0 in the
-    /// order of assignment; `None`: it has none.
+    /// The number of the session's address of each family that is a pinned class's own, counted from 0 in
+    /// the order of assignment; `None`: it has none.
     pub address: Option<u8>,
 }
 

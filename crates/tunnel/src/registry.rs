@@ -909,7 +909,7 @@ mod tests {
         assert!(registry.is_changing_sites(&known));
         assert!(registry.take_sites_due());
         registry.put_sites_in_force(registry.wanted_sites());
-        assert!(registry.is_changing_sites(&known), "this shard knows only what was before");
+        assert!(registry.is_changing_sites(&known), "this shard has the networks of before");
         let known = registry.sites();
         assert!(!registry.is_changing_sites(&known));
         // A change that comes while the machine is being prepared is for the next time.

@@ -216,11 +216,7 @@ fn users_and_the_hosts_behind_them_have_names() {
     let bob = site.join_with(Host::Other, &bob, &[]).wait_until_up();
     let resolvers = site.testbed.dir().join("resolv.conf");
     fs::write(&resolvers, "nameserver 10.0.0.1\n").expect("a file to write");
-    let getent = |host, args: &str| {
-        let script = format!("mount --bind {} /etc/resolv.conf && exec getent {args}", resolvers.display());
-        let output = site.testbed.output_of(host, SOON, &["unshare", "--mount", "sh", "-c", &script]);
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
+    let getent = |host, args: &str| getent(&site.testbed, host, &resolvers, args);
     let of_anna = anna.address(Family::V4);
     assert!(getent(Host::Other, "ahostsv4 anna.vpn.internal").contains(&of_anna));
     assert!(getent(Host::Other, "ahostsv6 ANNA.vpn.internal").contains(&anna.address(Family::V6)));
@@ -235,6 +231,24 @@ fn users_and_the_hosts_behind_them_have_names() {
     assert_eq!(getent(Host::Other, "ahostsv4 anna.vpn.internal"), "");
     assert!(getent(Host::Other, "ahostsv4 bob.vpn.internal").contains(&bob.address(Family::V4)));
     assert!(getent(Host::Other, "ahostsv4 camera.vpn.internal").contains("192.168.77.2"));
+}
+
+/// Runs `getent` on a machine with these resolvers, and returns what it prints.
+fn getent(testbed: &Testbed, host: Host, resolvers: &Path, args: &str) -> String {
+    let script = format!("mount --bind {} /etc/resolv.conf && exec getent {args}", resolvers.display());
+    let output = testbed.output_of(host, SOON, &["unshare", "--mount", "sh", "-c", &script]);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A download from the internet through a port of the server lives through a cut of the first link.
+fn downloads_across_a_cut(testbed: &Testbed, port: u16) {
+    let url = format!("http://198.51.100.1:{port}/{}", 4 * MB);
+    let args = ["-sS", "--limit-rate", "1M", "--max-time", "20", "-o", "/dev/null", &url];
+    let mut download = testbed.command(Host::Inet, "curl");
+    let mut download = download.args(args).spawn().expect("curl runs");
+    thread::sleep(Duration::from_secs(1));
+    testbed.link(1).cut();
+    assert!(download.wait().expect("curl ends").success());
 }
 
 /// Lets the network behind the server reach a network behind clients.
@@ -310,24 +324,14 @@ fn two_sites_and_the_network_of_the_server_have_all_they_need_at_once() {
     }
     // The tunnel address of the second client is not among those that the first site lets in.
     is_silent(testbed, Host::Other, "10.77.1.2");
-    let getent = |host, resolvers: &Path, args: &str| {
-        let script = format!("mount --bind {} /etc/resolv.conf && exec getent {args}", resolvers.display());
-        let output = testbed.output_of(host, SOON, &["unshare", "--mount", "sh", "-c", &script]);
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
+    let getent = |host, resolvers: &Path, args: &str| getent(testbed, host, resolvers, args);
     let of_server = testbed.dir().join("other.conf");
     fs::write(&of_server, "nameserver 10.0.0.1\n").expect("a file to write");
     assert!(getent(Host::Other, &of_server, "ahostsv4 camera.vpn.internal").contains("10.77.1.2"));
     assert!(getent(Host::Other, &of_server, "ahostsv6 camera.vpn.internal").contains("fd00:77::2"));
     assert!(getent(Host::Client, &resolvers, "ahostsv4 bob.vpn.internal").contains(&bob.address(Family::V4)));
 
-    let url = format!("http://198.51.100.1:8443/{}", 4 * MB);
-    let args = ["-sS", "--limit-rate", "1M", "--max-time", "20", "-o", "/dev/null", &url];
-    let mut download = testbed.command(Host::Inet, "curl");
-    let mut download = download.args(args).spawn().expect("curl runs");
-    thread::sleep(Duration::from_secs(1));
-    testbed.link(1).cut();
-    assert!(download.wait().expect("curl ends").success());
+    downloads_across_a_cut(testbed, 8443);
 
     assert!(getent(Host::Client, &resolvers, "ahostsv4 live.tv.example").contains(&ANSWER.to_string()));
     testbed.send_empty_udp(Host::Client, (&ANSWER.to_string(), 9));
@@ -402,14 +406,7 @@ fn ports_of_the_server_lead_to_a_client_and_to_a_host_behind_it() {
     let status = site.server.status();
     assert_eq!(status["forwards"][0]["addresses"][0], client.address(Family::V4).as_str(), "{status:#}");
 
-    // A connection from outside lives through a cut of a link.
-    let url = format!("http://198.51.100.1:8081/{}", 4 * MB);
-    let args = ["-sS", "--limit-rate", "1M", "--max-time", "20", "-o", "/dev/null", &url];
-    let mut download = testbed.command(Host::Inet, "curl");
-    let mut download = download.args(args).spawn().expect("curl runs");
-    thread::sleep(Duration::from_secs(1));
-    testbed.link(1).cut();
-    assert!(download.wait().expect("curl ends").success());
+    downloads_across_a_cut(testbed, 8081);
 
     // Each forward shows what it has carried, to the host and back.
     let [_, of_lan] = forwarded_bytes(&site.server, ["tcp/8080", "tcp/8081"]);

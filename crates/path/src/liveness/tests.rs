@@ -518,21 +518,32 @@ fn a_path_that_is_often_silent_for_a_while_is_reported_later() {
     assert_eq!([5, 24, 35, 45].map(limit), [51, 51, 60, 70].map(|ms| Some(ms * MS)));
 }
 
+/// Counts the heartbeats of an end that hears nothing; `each` runs after each of its turns, 10 ms apart.
+fn heartbeats(
+    end: &mut Liveness,
+    now: &mut Instant,
+    seconds: u64,
+    busy: bool,
+    each: impl Fn(&mut Liveness, Instant),
+) -> u32 {
+    let mut count = 0;
+    for _ in 0..seconds * 100 {
+        *now += 10 * MS;
+        if busy {
+            end.on_traffic(*now);
+        }
+        count += u32::from(end.poll(*now).send_heartbeat);
+        each(end, *now);
+    }
+    count
+}
+
 #[test]
 fn an_end_that_hears_nothing_on_any_path_asks_rarely_until_it_has_a_reason() {
     let mut now = Instant::now();
     let mut end = Liveness::new(LivenessConfig::default(), now);
-    let mut beats = |end: &mut Liveness, seconds: u64, busy: bool| {
-        let mut count = 0;
-        for _ in 0..seconds * 100 {
-            now += 10 * MS;
-            if busy {
-                end.on_traffic(now);
-            }
-            count += u32::from(end.poll(now).send_heartbeat);
-            end.set_alone(now, !end.is_alive());
-        }
-        count
+    let mut beats = |end: &mut Liveness, seconds, busy| {
+        heartbeats(end, &mut now, seconds, busy, |end, now| end.set_alone(now, !end.is_alive()))
     };
     beats(&mut end, 60, true);
     let minute = beats(&mut end, 60, true);
@@ -547,17 +558,7 @@ fn an_end_that_hears_nothing_on_any_path_asks_rarely_until_it_has_a_reason() {
 fn a_path_that_another_connection_asks_on_is_probed_only_for_data_and_at_once_afterwards() {
     let start = Instant::now();
     let (mut now, mut end) = (start, Liveness::new(LivenessConfig::metered(), start));
-    let mut beats = |end: &mut Liveness, seconds: u64, busy: bool| {
-        let mut count = 0;
-        for _ in 0..seconds * 100 {
-            now += 10 * MS;
-            if busy {
-                end.on_traffic(now);
-            }
-            count += u32::from(end.poll(now).send_heartbeat);
-        }
-        count
-    };
+    let mut beats = |end: &mut Liveness, seconds, busy| heartbeats(end, &mut now, seconds, busy, |_, _| ());
     beats(&mut end, 120, true);
     assert!(!end.is_alive());
     assert!(end.set_probed(false) && !end.set_probed(false), "a change once");

@@ -9,10 +9,7 @@ use mpvpn_packet::ip::IpPacket;
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{ClassId, Instant};
 
-use crate::{
-    session_flows::{Arrival, SessionFlows},
-    shapers::Shapers,
-};
+use crate::{session_flows::SessionFlows, shapers::Shapers};
 
 const CLASSES: usize = ClassId::MAX as usize;
 
@@ -77,23 +74,24 @@ impl SessionConnections {
                 Some(Downlink::OtherShard(arrival.shard))
             }
             _ => {
-                let class = arrival.map_or(ClassId::DEFAULT, |arrival| arrival.class);
-                let found = match arrival {
-                    Some(Arrival { is_pinned: true, .. }) => self.by_class[usize::from(class.0) % CLASSES],
-                    _ => self.connection_of(class, works),
-                };
-                found.map(Downlink::Connection)
+                let (class, is_pinned) =
+                    arrival.map_or((ClassId::DEFAULT, false), |arrival| (arrival.class, arrival.is_pinned));
+                self.connection_of(class, is_pinned, works).map(Downlink::Connection)
             }
         }
     }
 
-    /// Returns the connection of a class, or another one if no path of it works.
+    /// Returns the connection of a class, or another one if no path of it works and it is not pinned.
     fn connection_of(
         &self,
         class: ClassId,
+        is_pinned: bool,
         works: impl Fn(ConnectionHandle) -> bool,
     ) -> Option<ConnectionHandle> {
         let own = self.by_class[usize::from(class.0) % CLASSES];
+        if is_pinned {
+            return own;
+        }
         let all = || own.into_iter().chain(self.by_class.iter().flatten().copied());
         all().find(|id| works(*id)).or_else(|| all().next())
     }
@@ -105,6 +103,7 @@ mod tests {
     use mpvpn_packets::Packet;
 
     use super::*;
+    use crate::session_flows::Arrival;
 
     const INITIAL: ConnectionHandle = ConnectionHandle(3);
     const CALLS: ConnectionHandle = ConnectionHandle(9);
