@@ -273,6 +273,11 @@ fn what_cannot_be_together_is_told_with_its_line() {
              6 | exclude = 'eth*'\n   |           ^^^^^^",
         ),
         (
+            "[[class]]\nname = 'default'\npinned = true\n",
+            "client.toml, line 5, column 10: the class `default` cannot be `pinned`: it carries the packets that no rule \
+             matches\n 5 | pinned = true\n   |          ^^^^",
+        ),
+        (
             "[[class]]\nname = 'a'\ntun = 'mpvpn0'\n",
             "client.toml, line 5, column 7: `mpvpn0` is the TUN device of the client itself\n \
              5 | tun = 'mpvpn0'\n   |       ^^^^^^^^",
