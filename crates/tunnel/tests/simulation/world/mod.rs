@@ -567,7 +567,7 @@ impl World {
             }
             while let Some(event) = server.poll_event() {
                 let theirs =
-                    |relay| self.destinations.iter().position(|other| other.relay == relay && !other.closed);
+                    |relay| self.destinations.iter().rposition(|other| other.relay == relay && !other.closed);
                 match event {
                     ServerEvent::Replaced(slot) => replaced.push(slot),
                     ServerEvent::Visit { visit, .. } => server.visit_abort(now, visit),

@@ -1,6 +1,5 @@
 //! Helpers for TCP connections of a client that are relayed as streams.
 
-use bytes::Bytes;
 use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_path::Scheduler;
@@ -80,7 +79,7 @@ impl RelayedConnection {
             if room == 0 {
                 break;
             }
-            client.relay_write(relay, Bytes::from(pattern(self.sent, room)));
+            client.relay_write(relay, pattern(self.sent, room));
             self.sent += room as u64;
             if self.sent == self.sends {
                 client.relay_finish(relay);
