@@ -385,7 +385,8 @@ impl ClassConnections {
     }
 
     /// Lets one connection ask for all on a link where nothing arrives: one in which data moves, or the
-    /// first. While nothing of the server arrives at all, that of the default class asks.
+    /// first. While nothing of the server arrives at all, that of the default class asks, and after a minute
+    /// others end, as acknowledgements that are awaited are questions, too.
     fn share_questions(&mut self, now: Instant) {
         let has_questions =
             self.all.len() > 1 && self.all.iter().any(|connection| connection.client.has_questions(now));
@@ -407,6 +408,9 @@ impl ClassConnections {
             };
             if connection.client.share_questions(now, is_shared, asks_over) {
                 connection.client_mut();
+            }
+            if is_shared {
+                connection.end_if_long_silent(now);
             }
         }
     }

@@ -193,7 +193,7 @@ impl ClassConnection {
     /// Closes the connection until the class is used.
     fn sleep(&mut self, now: Instant) {
         self.client_mut().sleep(now);
-        self.enter(ConnectionState::Asleep, "the class is unused");
+        self.enter(ConnectionState::Asleep, "the class needs no connection");
     }
 
     /// Makes a connection.
@@ -204,13 +204,13 @@ impl ClassConnection {
     }
 
     /// Records that a packet belongs to the class, if `default_client` would carry it. The class wakes if it
-    /// sleeps.
+    /// sleeps, unless `default_client` asks for a server that is silent: then that asks for both.
     pub(super) fn note_use(&mut self, now: Instant, default_client: &Client, packet: &ip::IpPacket<'_>) {
         let is_asleep = self.state == ConnectionState::Asleep;
         let is_due = is_asleep || now.saturating_duration_since(self.last_used) >= USE_NOTE_INTERVAL;
         if is_due && default_client.admits(packet) {
             self.last_used = now;
-            if is_asleep {
+            if is_asleep && !self.client.may_leave_to(now, default_client) {
                 self.wake(now);
             }
         }
@@ -226,6 +226,8 @@ impl ClassConnection {
     ) -> PacketOwner {
         match self.state {
             _ if self.is_pinned => PacketOwner::OwnClass,
+            // Nothing would arrive; the other connection would send as much as may be unacknowledged.
+            ConnectionState::Asleep if self.client.may_leave_to(now, default_client) => PacketOwner::OwnClass,
             // The connection of the default class uses the same links, and may be the only one that works.
             ConnectionState::Ready(_) if !self.client.reaches_server() && default_client.reaches_server() => {
                 PacketOwner::DefaultClass
@@ -340,6 +342,13 @@ impl ClassConnection {
     fn close_if_idle(&mut self, now: Instant, session_last_use: Instant) {
         if self.idle_deadline(session_last_use).is_some_and(|at| now >= at) {
             self.changes.push(ClassChange::Idle);
+            self.sleep(now);
+        }
+    }
+
+    /// Closes a connection on which nothing has been heard for long, unless flows would end with it.
+    pub(super) fn end_if_long_silent(&mut self, now: Instant) {
+        if self.may_sleep() && self.client.has_long_silent_connection(now) && !self.client.has_flows() {
             self.sleep(now);
         }
     }

@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 
 use mpvpn_masque::capsule::LinkPolicy;
-use mpvpn_path::TransportHealth;
+use mpvpn_path::{LONG_SILENCE, TransportHealth};
 use mpvpn_quic::{ConnectionHandle, Event as QuicEvent, HandshakeResult, LostReason};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, target::LIVENESS};
 
@@ -152,6 +152,11 @@ impl Client {
     /// The links over which a path is dead, so that heartbeats ask there, and whether data could use it.
     pub(crate) fn questions(&self, now: Instant) -> impl Iterator<Item = (LinkId, bool)> {
         self.session.iter().flat_map(move |session| session.multipath.questions(now))
+    }
+
+    /// Whether there is a connection on which nothing has been heard for [`LONG_SILENCE`].
+    pub(crate) fn has_long_silent_connection(&self, now: Instant) -> bool {
+        self.session.is_some() && now >= self.silence.since() + LONG_SILENCE
     }
 
     /// Whether another client asks over all links of this one.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use crate::world::{MS, SERVER, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
 use mpvpn_flow::rules::{FlowMode, Rules as FlowRules};
+use mpvpn_masque::capsule::LinkPolicy;
 use mpvpn_packet::{ip, tcp_flags};
 use mpvpn_packets::{Packet, Tcp};
 use mpvpn_path::{PathState, Scheduler};
@@ -76,6 +77,13 @@ impl Stage {
         stage
     }
 
+    /// All links lose this share of all packets, both ways.
+    fn all_links_lose(&mut self, loss: f64) {
+        for link in self.world.machines[self.client].links.values_mut() {
+            (link.up.loss, link.down.loss) = (loss, loss);
+        }
+    }
+
     /// A client without traffic for a long time.
     fn idle() -> Self {
         let mut stage = Self::new();
@@ -93,6 +101,13 @@ impl Stage {
     fn states(&mut self) -> Vec<ClientState> {
         let now = self.now();
         self.connections().reports(now).into_iter().map(|(_, report)| report.state).collect()
+    }
+
+    /// Whether the server is heard.
+    fn hears_the_server(&mut self) -> bool {
+        let now = self.now();
+        let report = &self.connections().reports(now)[0].1;
+        report.state == ClientState::Up && report.outage.is_none()
     }
 
     /// How many connections travel as streams of each class.
@@ -722,9 +737,7 @@ fn a_class_that_falls_asleep_tells_the_server_over_a_link_that_works() {
 fn traffic_of_a_class_that_goes_on_is_no_new_reason_to_ask_a_server_that_is_gone() {
     let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS)]);
     stage.talk(CALL, 100 * MS, 10 * SECOND);
-    for link in stage.world.machines[stage.client].links.values_mut() {
-        (link.up.loss, link.down.loss) = (1.0, 1.0);
-    }
+    stage.all_links_lose(1.0);
     let (own, to) = stage.ends(CALL);
     let call = |stage: &mut Stage, seconds: u32| {
         for _ in 0..seconds {
@@ -739,4 +752,40 @@ fn traffic_of_a_class_that_goes_on_is_no_new_reason_to_ask_a_server_that_is_gone
     let rates = [0, 1].map(|link| (after[link] - before[link]) as f64 * 8e-3 / 150.0);
     println!("{rates:.2?} kbit/s");
     assert!(rates.iter().all(|rate| *rate <= 1.0), "{rates:?} kbit/s");
+}
+
+#[test]
+fn a_class_has_no_connection_while_its_server_is_silent_and_one_again_with_the_first_answers() {
+    for pause in [SECOND, 10 * MS] {
+        let mut stage = Stage::over(World::new(), &[(100, 10 * MS), (100, 12 * MS)]);
+        let (now, client) = (stage.now(), stage.client);
+        let metered = LinkPolicy { metered: true, ..LinkPolicy::default() };
+        stage.world.machines[client].client.set_link(now, LinkId(1), metered);
+        stage.talk(CALL, 100 * MS, 10 * SECOND);
+        stage.all_links_lose(1.0);
+        let (own, to) = stage.ends(CALL);
+        let call = |stage: &mut Stage, time: Duration| {
+            let end = stage.now() + time;
+            while stage.now() < end {
+                stage.world.client_sends(client, Packet::between(own, to).udp(b"call"));
+                stage.world.run(pause);
+            }
+            [0, 1].map(|link| stage.world.machines[client].links[&LinkId(link)].up.offered)
+        };
+        let before = call(&mut stage, 65 * SECOND);
+        assert_eq!(stage.states(), [ClientState::Up, ClientState::Asleep, ClientState::Asleep]);
+        let after = call(&mut stage, 90 * SECOND);
+        assert_eq!(stage.states(), [ClientState::Up, ClientState::Asleep, ClientState::Asleep]);
+        let rates = [0, 1].map(|link| (after[link] - before[link]) as f64 * 8e-3 / 90.0);
+        println!("a packet every {pause:?}: {rates:.2?} kbit/s");
+        assert!(rates[0] <= 1.0 && rates[1] <= 0.2, "{rates:?} kbit/s");
+        stage.all_links_lose(0.0);
+        let returned = stage.now();
+        while !stage.hears_the_server() {
+            assert!(stage.now() < returned + 30 * SECOND, "the server is back");
+            call(&mut stage, 100 * MS);
+        }
+        call(&mut stage, 2 * SECOND);
+        assert_eq!(stage.carried_by(CALL), CRITICAL);
+    }
 }
