@@ -107,6 +107,8 @@ const ALLOCATED_SHARE: u64 = 2;
 /// How often the allocated memory is looked at. Longer: a client takes more of it before it is noticed;
 /// shorter: processor time. Chosen.
 const MEMORY_LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// A look takes at most this share (one of so many) of the time. Chosen.
+const MEMORY_LOOK_SHARE: u32 = 100;
 
 /// The rights of this process.
 pub fn rights() -> Rights {
@@ -565,8 +567,11 @@ impl Running {
                 return Ok(());
             }
             if iteration.now >= self.next_memory_look {
-                self.next_memory_look = iteration.now + MEMORY_LOOK_INTERVAL;
+                let begun = Instant::now();
                 let allocated = usize::try_from(heap_in_use().unwrap_or(0)).unwrap_or(usize::MAX);
+                // The allocator counts its free blocks one by one.
+                let pause = MEMORY_LOOK_INTERVAL.max(begun.elapsed() * MEMORY_LOOK_SHARE);
+                self.next_memory_look = iteration.now + pause;
                 self.registry.process_bytes().on_measured(allocated);
             }
             self.update_users(iteration.now, &iteration);
