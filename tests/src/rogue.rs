@@ -288,13 +288,6 @@ impl Rogue {
     fn connect(&mut self) -> Result<()> {
         for _ in 0..16 {
             let Some(number) = self.again.pop() else { break };
-            let session = number % SESSIONS;
-            let joins = (SESSIONS..SESSIONS * TUNNELS_OF_SESSION).contains(&number);
-            if joins && !self.secrets.contains_key(&session) {
-                // The session that it would join is not there yet.
-                self.again.insert(0, number);
-                break;
-            }
             let attack = self.attacks[(number / SESSIONS) as usize % ATTACKS.len()];
             let local = LocalAddress::link(LinkId((number % u64::from(SOURCES)) as u16));
             let setup = &self.setups[usize::from(attack != Some(Attack::Unread))];
@@ -433,7 +426,7 @@ impl Rogue {
 }
 
 impl Member {
-    /// Asks for a tunnel: a session, another connection of one, or one of its own.
+    /// Asks for a tunnel: a session, or another connection of one that is there.
     fn ask(
         &self,
         connection: &mut Connection,
@@ -441,14 +434,15 @@ impl Member {
         secrets: &BTreeMap<u64, Vec<u8>>,
     ) -> Option<StreamId> {
         let in_session = self.number / SESSIONS;
-        let number = if in_session < TUNNELS_OF_SESSION { in_session } else { 0 };
+        let secret = secrets.get(&(self.number % SESSIONS)).filter(|_| in_session < TUNNELS_OF_SESSION);
+        let number = if secret.is_some() { in_session } else { 0 };
         let field = format!(
             "v=1, class=\"c{number}\", order=2;copies=4, fec=10;source=1;repair=32, connection={number}, \
              heartbeats=4, reinjection=6, data-ack=8, links"
         );
         let mut offered = Extensions::parse([field.as_bytes()].into_iter())?;
         if number > 0 {
-            offered.set("session", secrets.get(&(self.number % SESSIONS))?.clone().into());
+            offered.set("session", secret?.clone().into());
         }
         let mut request = ConnectIpRequest::new("vpn.example", "/.well-known/masque/ip/*/*/");
         request.authorization = Some(credentials.to_owned());

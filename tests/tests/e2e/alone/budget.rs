@@ -49,7 +49,9 @@ impl Victim<'_> {
             self.iperf.tcp_at(self.testbed, Host::Client, &inet4(), 4, rate / 4.0, Direction::Down, SECONDS);
         let lookups: Vec<f64> =
             (0..u16::try_from(SECONDS).expect("seconds") * 2).map(|number| self.look_up(number)).collect();
-        let megabits = load.finish().megabits();
+        let load = load.finish();
+        println!("SECONDS {:.0?}", load.seconds);
+        let megabits = load.megabits();
         let pings = pings.finish();
         let mut times: Vec<f64> = pings.answers.iter().map(|answer| answer.rtt_ms).collect();
         // Pings that were lost have waited longest.

@@ -14,5 +14,6 @@ mod limits;
 mod many_links;
 mod measure;
 mod pipes;
+mod rules;
 mod streams;
 mod testbed;
