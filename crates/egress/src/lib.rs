@@ -60,6 +60,9 @@ pub const FIRST_EGRESS_TOKEN: u64 = 1 << 32;
 /// How long resolving and connecting may take together. Longer: dead targets keep their budget. Shorter: slow
 /// targets fail. Chosen; below the 30 s of proxies and the 60 s of the gateway.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The kernel's memory of a relay in which bytes wait is looked at after this time, and each time again.
+/// Longer: a user takes more of it before that counts; shorter: system calls. Chosen.
+const KERNEL_LOOK_DELAY: Duration = Duration::from_secs(1);
 /// Messages of one receive call of a UDP socket.
 const MAX_MESSAGES_PER_RECV: usize = 16;
 /// Bits of a token: the relay's slot in the table, then the number of the attempt, then the relay's
@@ -78,6 +81,9 @@ pub trait Relays: ByteStreams {
 
     /// Resets both halves: the target reset the connection, or it broke, or a UDP flow was idle for too long.
     fn abort(&mut self, now: Instant, id: Self::Id);
+
+    /// The kernel holds so many bytes for the relay, which waits.
+    fn in_kernel(&mut self, now: Instant, id: Self::Id, bytes: usize);
 
     /// Delivers a UDP payload from the target.
     fn payload(&mut self, now: Instant, id: Self::Id, payload: &[u8]);
@@ -316,7 +322,12 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
                     expires if expires <= cx.now => {
                         self.abort_relay(cx, slot, &io::ErrorKind::TimedOut.into());
                     }
-                    expires => self.set_timer(slot, expires),
+                    expires => {
+                        let bytes = if splice.waits() { splice.socket().memory() } else { 0 };
+                        cx.streams.in_kernel(cx.now, self.table[slot].id, bytes);
+                        let next_look = (bytes > 0).then_some(cx.now + KERNEL_LOOK_DELAY);
+                        self.set_timer(slot, next_look.map_or(expires, |at| at.min(expires)));
+                    }
                 },
                 Stage::Udp(flow) => match flow.expires() {
                     expires if expires <= cx.now => {
@@ -479,9 +490,12 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             Ok(()) => {
                 // A timer that is set too early is set again when it fires; only an earlier deadline (after
                 // one half has closed) must be set now.
-                let expires = splice.expires();
-                if expires < relay.due {
-                    self.set_timer(slot, expires);
+                let due = match splice.waits() {
+                    true => splice.expires().min(cx.now + KERNEL_LOOK_DELAY),
+                    false => splice.expires(),
+                };
+                if due < relay.due {
+                    self.set_timer(slot, due);
                 }
             }
         }

@@ -37,6 +37,8 @@ struct Stream {
     is_aborted: bool,
     /// UDP payloads to the client.
     payloads: Vec<Vec<u8>>,
+    /// Bytes that the kernel holds.
+    in_kernel: usize,
     failure: Option<(ProxyError, String)>,
 }
 
@@ -92,6 +94,10 @@ impl Relays for Fake {
 
     fn abort(&mut self, _: Instant, id: u32) {
         assert!(!std::mem::replace(&mut self.stream(id).is_aborted, true), "aborted twice");
+    }
+
+    fn in_kernel(&mut self, _: Instant, id: u32, bytes: usize) {
+        self.stream(id).in_kernel = bytes;
     }
 
     fn payload(&mut self, _: Instant, id: u32, payload: &[u8]) {
@@ -202,6 +208,12 @@ impl World {
             assert!(begin.elapsed() < LONG, "not in time: {what}");
             self.turn();
         }
+    }
+
+    /// The time passes after which the kernel's memory is looked at.
+    fn look_at_the_kernel(&mut self) {
+        self.skipped += KERNEL_LOOK_DELAY;
+        self.turn();
     }
 
     fn connect(&mut self, id: u32, to: &str) {
@@ -388,11 +400,16 @@ fn a_client_without_room_stops_the_destination() {
     let before = world.turns;
     (0..5).for_each(|_| world.turn());
     assert_eq!(world.turns, before, "woken for what nobody has a window for");
+    assert_eq!(world.relays.stream(1).in_kernel, 0, "it may be read at once");
+    world.look_at_the_kernel();
+    assert!(world.relays.stream(1).in_kernel > 64 << 10, "{}", world.relays.stream(1).in_kernel);
     assert_eq!(fill(&mut world), first, "the destination did not stall");
     world.add_window(1, 100);
     world.until("the bytes that fit the window", |world| world.relays.stream(1).got.len() == 100);
     world.add_window(1, first - 100);
     world.until("the rest", |world| world.relays.stream(1).got.len() == first);
+    world.look_at_the_kernel();
+    assert_eq!(world.relays.stream(1).in_kernel, 0);
     assert!(fill(&mut world) > first);
 }
 
@@ -409,6 +426,8 @@ fn a_destination_that_reads_slowly_stops_the_client() {
         std::mem::replace(&mut before, left(world)) == before
     });
     assert!(before > 0, "all was taken");
+    world.look_at_the_kernel();
+    assert!(world.relays.stream(1).in_kernel > 64 << 10, "{}", world.relays.stream(1).in_kernel);
     assert_eq!(world.egress.table.iter().count(), 1);
     world.finish(1);
     let reader = std::thread::spawn(move || {

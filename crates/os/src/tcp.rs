@@ -32,7 +32,10 @@ pub use counters::{SegmentCounters, set_congestion_control};
 pub use mptcp::MptcpState;
 pub use options::{KeepAlive, ListenOptions, Protocol, TcpOptions, Tuning};
 
-use crate::error::OsError;
+use crate::{
+    error::OsError,
+    option::{number, read_bytes},
+};
 
 /// Most connections that wait to be accepted: the default of net.core.somaxconn since Linux 5.4, which caps
 /// it. With fewer, SYNs of a burst of clients are dropped and repeated after a second; with more, clients
@@ -60,6 +63,15 @@ impl TcpSocket {
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let peer = rustix::net::getpeername(&self.0)?.ok_or(io::ErrorKind::NotConnected)?;
         Ok(peer.try_into()?)
+    }
+
+    /// The kernel's memory of what has arrived and was not read, and of what was written and not acknowledged
+    /// (SO_MEMINFO; bytes). 0 where the kernel does not say (Linux before 4.12).
+    pub fn memory(&self) -> usize {
+        // SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_WMEM_QUEUED of nine numbers (linux/sock_diag.h).
+        let mut numbers = [0; 9 * 4];
+        let found = read_bytes(&self.0, libc::SOL_SOCKET, libc::SO_MEMINFO, &mut numbers).unwrap_or_default();
+        [0, 5].into_iter().filter_map(|at| number(found, at * 4)).map(|bytes| bytes as usize).sum()
     }
 
     /// Starts to connect with default options. The socket becomes writable when the attempt has ended; then

@@ -20,12 +20,15 @@ pub struct ProcessBytes {
     held: AtomicUsize,
     /// Allocated, but not counted for a user.
     uncounted: AtomicUsize,
+    /// In sockets of the kernel, for relays.
+    in_kernel: AtomicUsize,
 }
 
 impl ProcessBytes {
     /// At most `most` bytes.
     pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, held: AtomicUsize::new(0), uncounted: AtomicUsize::new(0) })
+        let (held, uncounted, in_kernel) = Default::default();
+        Arc::new(Self { most, held, uncounted, in_kernel })
     }
 
     /// The bytes that there may be.
@@ -36,7 +39,7 @@ impl ProcessBytes {
     /// The bytes that there are: those that are counted, and the others as of the last
     /// [`Self::on_measured`].
     pub fn used(&self) -> usize {
-        self.held.load(Relaxed) + self.uncounted.load(Relaxed)
+        self.held.load(Relaxed) + self.uncounted.load(Relaxed) + self.in_kernel.load(Relaxed)
     }
 
     /// Whether there are more bytes than there may be.
@@ -135,6 +138,8 @@ pub(crate) struct HeldBytes {
     bytes: usize,
     /// Bytes that count for the user only: the process measures how many there are in truth.
     estimated: usize,
+    /// Bytes that the kernel holds.
+    in_kernel: usize,
     user: Option<UserBytes>,
 }
 
@@ -184,6 +189,16 @@ impl HeldBytes {
         }
     }
 
+    /// Sets how many bytes the kernel holds.
+    pub(crate) fn set_in_kernel(&mut self, bytes: usize) {
+        let more = bytes.wrapping_sub(std::mem::replace(&mut self.in_kernel, bytes));
+        if let Some(user) = &self.user {
+            // Wraps around where there are fewer.
+            user.counts.held.fetch_add(more, Relaxed);
+            user.process.in_kernel.fetch_add(more, Relaxed);
+        }
+    }
+
     /// Bytes that may still be held, of at most `most` of this connection.
     pub(crate) fn left(&self, most: usize) -> usize {
         let left = most.saturating_sub(self.bytes);
@@ -197,6 +212,7 @@ impl Drop for HeldBytes {
             user.process.on_ended(self.bytes, self.estimated);
         }
         self.set_estimated(0);
+        self.set_in_kernel(0);
         self.sub(self.bytes);
     }
 }
@@ -248,6 +264,23 @@ mod tests {
             350,
             "the connection had two thirds of the counted bytes, and takes as much of the others along"
         );
+    }
+
+    #[test]
+    fn what_the_kernel_holds_counts_for_its_user_beside_what_is_allocated() {
+        let process = ProcessBytes::new(1000);
+        let (mut connection, user) = (HeldBytes::default(), UserBytes::new(&process));
+        connection.set_user(user.clone());
+        connection.set(100);
+        connection.set_in_kernel(500);
+        process.on_measured(300);
+        assert_eq!((process.used(), user.held(), process.is_exceeded()), (800, 600, false));
+        connection.set_in_kernel(800);
+        assert!(process.is_exceeded());
+        connection.set_in_kernel(1);
+        assert_eq!((process.used(), user.held()), (301, 101));
+        drop(connection);
+        assert_eq!((process.in_kernel.load(Relaxed), user.held()), (0, 0));
     }
 
     #[test]

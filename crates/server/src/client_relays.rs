@@ -71,6 +71,12 @@ impl Relays for ClientRelays<'_> {
         }
     }
 
+    fn in_kernel(&mut self, now: Instant, id: RelayKey, bytes: usize) {
+        if let RelayKey::Tcp(id) = id {
+            self.0.relay_in_kernel(now, id, bytes);
+        }
+    }
+
     fn payload(&mut self, now: Instant, id: RelayKey, payload: &[u8]) {
         if let RelayKey::Udp(id) = id {
             self.0.udp_send(now, id, payload);

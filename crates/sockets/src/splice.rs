@@ -171,6 +171,11 @@ impl Splice {
         &self.socket
     }
 
+    /// Whether bytes of either direction wait, which may be in the socket.
+    pub fn waits(&self) -> bool {
+        self.read_paused || !self.unsent.is_empty()
+    }
+
     /// Whether both directions have ended.
     pub fn has_ended(&self) -> bool {
         (self.stream_half, self.socket_half) == (Half::EndForwarded, Half::EndForwarded)

@@ -76,6 +76,8 @@ struct Relay {
     read_ended: bool,
     /// This end has ended its direction.
     write_ended: bool,
+    /// Bytes that the kernel holds for it, as of the last time that it waited.
+    in_kernel: usize,
     /// It is a visit of the site. Its stream is an ordinary one: connections of strangers grant no quotas.
     is_visit: bool,
 }
@@ -95,6 +97,8 @@ pub(crate) struct Relays {
     relays: BTreeMap<StreamId, Relay>,
     /// Bytes of their contents that were not read yet.
     held_bytes: usize,
+    /// Bytes that the kernel holds for them.
+    in_kernel: usize,
     /// How many of them are visits of the site.
     visits: usize,
 }
@@ -115,6 +119,18 @@ impl Relays {
     /// Returns the bytes that were taken from streams and wait for the reader.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes
+    }
+
+    /// Sets how many bytes the kernel holds for a relay.
+    pub(crate) fn set_in_kernel(&mut self, id: StreamId, bytes: usize) {
+        if let Some(relay) = self.relays.get_mut(&id) {
+            self.in_kernel = self.in_kernel - std::mem::replace(&mut relay.in_kernel, bytes) + bytes;
+        }
+    }
+
+    /// Returns the bytes that the kernel holds for all relays.
+    pub(crate) fn in_kernel(&self) -> usize {
+        self.in_kernel
     }
 
     /// Returns the number of visits of the site.
@@ -332,6 +348,7 @@ impl Relays {
     fn remove(&mut self, connection: &mut Connection, http: &mut Http, id: StreamId) {
         let removed = self.relays.remove(&id).unwrap_or_default();
         self.held_bytes -= removed.content.iter().map(Bytes::len).sum::<usize>();
+        self.in_kernel -= removed.in_kernel;
         match removed.is_visit {
             true => self.visits -= 1,
             false => connection.end_bulk(id),

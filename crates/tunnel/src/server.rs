@@ -209,6 +209,7 @@ impl Server {
             && peer.owner.is_some()
         {
             connection.count_held(arrived, peer.held_bytes());
+            connection.count_in_kernel(peer.relays.in_kernel());
             self.end_if_too_much_is_held(now, id);
         }
     }

@@ -246,6 +246,11 @@ impl Connection {
         self.held.set_estimated(self.streams.receive.unread.bytes(arrived));
     }
 
+    /// Counts what the kernel holds for the relays of this connection (bytes).
+    pub fn count_in_kernel(&mut self, bytes: usize) {
+        self.held.set_in_kernel(bytes);
+    }
+
     /// Bytes that can be written to a bulk stream now; after 0, [`Event::StreamWritable`] follows.
     pub fn writable_bytes(&mut self, id: StreamId) -> usize {
         self.streams.send.writable_bytes(id)

@@ -184,6 +184,15 @@ impl Server {
         self.end_if_too_much_is_held(now, relay.connection);
     }
 
+    /// The kernel holds so many bytes for a relay: they count for its user.
+    pub fn relay_in_kernel(&mut self, now: Instant, relay: RelayId, bytes: usize) {
+        self.on_relay(relay, |peer, connection| {
+            peer.relays.set_in_kernel(relay.stream, bytes);
+            connection.count_in_kernel(peer.relays.in_kernel());
+        });
+        self.end_if_too_much_is_held(now, relay.connection);
+    }
+
     /// Ends a connection if the process holds more than it may, and for nobody more than for its user.
     pub(super) fn end_if_too_much_is_held(&mut self, now: Instant, id: ConnectionHandle) {
         if !self.process_bytes.is_exceeded() {

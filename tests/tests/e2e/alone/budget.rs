@@ -92,6 +92,19 @@ impl Drop for Running {
     }
 }
 
+/// The kernel's memory of what the server's TCP connections have received and sent (bytes).
+fn in_kernel(testbed: &Testbed) -> u64 {
+    let shown = testbed.run(Host::Server, &["ss", "-tmnOH", "state", "established"]);
+    let number = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_lowercase()).parse::<u64>().ok();
+    let of_socket = |line: &str| {
+        let (_, rest) = line.split_once("skmem:(")?;
+        let mut numbers = rest.split([',', ')']);
+        // Received; then the limit, what is being sent, its limit, the reserve; queued to be sent.
+        Some(number(numbers.next()?)? + number(numbers.nth(4)?)?)
+    };
+    shown.lines().filter_map(of_socket).sum()
+}
+
 /// Starts a part of the rogue on processor 0.
 fn rogue(testbed: &Testbed, host: Host, output: &Path, args: &[&str]) -> Running {
     let file = File::create(output).expect("a file in the testbed's directory");
@@ -159,12 +172,14 @@ fn a_rogue_with_one_token_and_everything_at_once_takes_no_more_memory_than_there
     let beside = victim.sample(LOAD * most);
     // The rest of its connections.
     thread::sleep(RAMP);
+    let kernel = in_kernel(&testbed);
     let said = fs::read_to_string(&output).expect("the rogue's output");
     let peak = peak_memory(server.id()).expect("the server");
     println!("{said}");
     println!(
-        "{most:.0} Mbit/s at most; alone: {alone}; beside the rogue: {beside}; server: {} MB",
-        peak / 1_000_000
+        "{most:.0} Mbit/s at most; alone: {alone}; beside the rogue: {beside}; server: {} MB, {} MB in the kernel",
+        peak / 1_000_000,
+        kernel / 1_000_000
     );
     println!("{}", server.log().lines().rev().take(30).collect::<Vec<_>>().join("\n"));
     assert!(matches!(attack.0.try_wait(), Ok(None)), "the rogue has ended: {said}");
@@ -179,5 +194,6 @@ fn a_rogue_with_one_token_and_everything_at_once_takes_no_more_memory_than_there
         assert!(counts[what].as_u64().is_some_and(|count| count >= least), "{what}: {counts}");
     }
     assert!(peak <= MEMORY, "the server used {peak} bytes");
+    assert!(kernel <= MEMORY / 2, "the server's connections hold {kernel} bytes in the kernel");
     sched_setaffinity(None, &usual).expect("the processors of before");
 }
