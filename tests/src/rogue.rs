@@ -182,7 +182,7 @@ fn serve_downloads(at: &str) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind(at).await?;
-        // What waits here is memory of the machine that the server's connections share, too.
+        // Bytes that wait here take memory of the kernel that the server's connections share.
         rustix::net::sockopt::set_socket_send_buffer_size(&listener, 16 << 10)?;
         loop {
             let (mut stream, _) = listener.accept().await?;

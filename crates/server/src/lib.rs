@@ -101,8 +101,8 @@ use users::{UserChange, UserChecks, UserList};
 use visits::Visits;
 
 /// The share of the memory of a server that may be allocated: half. Larger: no memory is left for what the
-/// allocator has freed, and for other sockets of the kernel; smaller: transfers of many clients over long round
-/// trips are slower. Chosen.
+/// allocator has freed, and for other sockets of the kernel; smaller: transfers of many clients over long
+/// round trips are slower. Chosen.
 const ALLOCATED_SHARE: u64 = 2;
 /// How often the allocated memory is looked at. Longer: a client takes more of it before it is noticed;
 /// shorter: processor time. Chosen.

@@ -1,4 +1,4 @@
-//! What a thousand forwards, bypass rules and announced networks take of the rate.
+//! The rate with a thousand forwards, bypass rules and announced networks, beside that without them.
 
 use std::{fs, time::Duration};
 

@@ -21,7 +21,7 @@ const SEGMENT: u64 = 60_000;
 
 /// After so many bytes senders begin anew.
 const PERIOD: u8 = 251;
-/// What senders send at once, from any offset on, is within.
+/// The bytes of senders, with room for what one sends at once from any offset on.
 static PATTERN: LazyLock<Bytes> = LazyLock::new(|| (0..PERIOD).cycle().take(1 << 18).collect());
 
 /// The bytes that all senders send: `len` of them, at most 200,000, from offset `at` on.
