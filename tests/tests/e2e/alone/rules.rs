@@ -45,7 +45,7 @@ fn apply(site: &Site, client: &MpvpnProcess, with: bool) {
     let shows = |host, args: &[&str], last: &str| testbed.run(host, args).contains(last);
     eventually(TIMEOUT, "the rules are in force, or gone", || {
         let all = [
-            shows(Host::Server, &["nft", "list", "table", "inet", "mpvpn_mpvpn0_forwards"], "20999"),
+            shows(Host::Server, &["nft", "list", "table", "inet", "mpvpn_mpvpn0_forwards"], "dport 20999"),
             shows(Host::Server, &["ip", "route", "show"], "10.64.255.0/24"),
             shows(
                 Host::Client,
