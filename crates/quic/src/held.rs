@@ -192,7 +192,7 @@ impl HeldBytes {
     /// Sets how many bytes the kernel holds.
     pub(crate) fn set_in_kernel(&mut self, bytes: usize) {
         let more = bytes.wrapping_sub(std::mem::replace(&mut self.in_kernel, bytes));
-        if let Some(user) = &self.user {
+        if let Some(user) = self.user.as_ref().filter(|_| more != 0) {
             // Wraps around where there are fewer.
             user.counts.held.fetch_add(more, Relaxed);
             user.process.in_kernel.fetch_add(more, Relaxed);
