@@ -65,8 +65,8 @@ impl TcpSocket {
         Ok(peer.try_into()?)
     }
 
-    /// The kernel's memory of what has arrived and was not read, and of what was written and not acknowledged
-    /// (SO_MEMINFO; bytes). 0 where the kernel does not say (Linux before 4.12).
+    /// The memory that the kernel uses for bytes that were not read yet, and for written bytes that were not
+    /// acknowledged yet (SO_MEMINFO; bytes). 0 where the kernel does not say (Linux before 4.12).
     pub fn memory(&self) -> usize {
         // SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_WMEM_QUEUED of nine numbers (linux/sock_diag.h).
         let mut numbers = [0; 9 * 4];

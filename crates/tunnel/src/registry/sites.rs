@@ -1,6 +1,6 @@
 //! Networks behind clients, and sessions to which ports of the server's machine lead.
-//! In: what clients announce, users may, and the machine is prepared for. Out: what is wanted, and whether
-//! that changes.
+//! In: the networks that clients announce, those that users may announce, and those for which the machine is
+//! prepared. Out: the networks that are wanted, and whether they are others than those in force.
 
 use std::{
     collections::BTreeSet,

@@ -50,7 +50,7 @@ impl Victim<'_> {
         let lookups: Vec<f64> =
             (0..u16::try_from(SECONDS).expect("seconds") * 2).map(|number| self.look_up(number)).collect();
         let load = load.finish();
-        println!("SECONDS {:.0?}", load.seconds);
+        println!("bit/s in each second: {:.0?}", load.seconds);
         let megabits = load.megabits();
         let pings = pings.finish();
         let mut times: Vec<f64> = pings.answers.iter().map(|answer| answer.rtt_ms).collect();
