@@ -16,6 +16,9 @@ use mpvpn_tests::{
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
 /// that long.
 const TIMEOUT: Duration = Duration::from_secs(15);
+/// How long an idle client may take to notice that nothing answers: a pause between heartbeats, and the time
+/// until one counts as lost.
+const NOTICED: Duration = Duration::from_secs(30);
 /// When the figures of the beginning end.
 const FIRST: Duration = Duration::from_secs(60);
 /// When the later figures end: four of the longest pauses on a metered link.
@@ -90,6 +93,13 @@ fn rates(trouble: Trouble, packets: u32) -> [[f64; 2]; 2] {
         Trouble::SecondLinkSilent => silence(&[2]),
         Trouble::UdpBlocked => block_udp(),
         Trouble::NeverThere | Trouble::CaptivePortal => {}
+    }
+    if matches!(trouble, Trouble::ServerKilled | Trouble::LinksSilent) {
+        // An idle client asks every 25 s: its minute begins when it notices.
+        client.wait_for_status(NOTICED, "no answer", |status| match &status["state"] {
+            state if state == "no-answer" => Ok(()),
+            state => Err(state.to_string()),
+        });
     }
     let begun = Instant::now();
     let start = bytes(&testbed);
