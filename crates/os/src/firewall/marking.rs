@@ -67,7 +67,7 @@ pub struct PacketMatch {
     /// Users of this machine whose programs send the packet.
     #[serde(default)]
     pub uids: Vec<u32>,
-    /// The number of a rule that has sets of destination addresses ([`destinations`]).
+    /// The number of a rule that has sets of destination addresses.
     #[serde(default)]
     pub destinations: Option<usize>,
 }

@@ -30,7 +30,7 @@ impl Lock {
         Ok(file.map(|file| Self { folder: folder.to_owned(), path, _file: file }))
     }
 
-    /// As [`take`](Self::take), but waits for the process that holds the lock. A lock on the folder itself
+    /// As `take`, but waits for the process that holds the lock. A lock on the folder itself
     /// could be held by everybody who may read the folder.
     ///
     /// # Errors
