@@ -11,7 +11,7 @@ use crate::{
     world::{MS, TOKEN, World},
 };
 
-/// The service of an honest client in two seconds beside the rogue: the bytes of a transfer to the server
+/// The service of an honest client in 0.6 s beside the rogue: the bytes of a transfer to the server
 /// that fills its link, and the delays of its pings through the tunnel (two ways), sorted.
 fn beside(misuse: impl Fn(&mut Rogue, u64)) -> (usize, Vec<Duration>) {
     let mut world = World::new();
@@ -32,7 +32,7 @@ fn beside(misuse: impl Fn(&mut Rogue, u64)) -> (usize, Vec<Duration>) {
         let (start, number) = packet.split_last_chunk::<4>()?;
         start.ends_with(&[9; 36]).then_some(u32::from_be_bytes(*number) as usize)
     };
-    for ms in 0..2000u64 {
+    for ms in 0..600u64 {
         for _ in 0..4 {
             let packet = rogue.world.packet_to_target(client, &[1; 1000]);
             rogue.world.client_sends(client, packet);
@@ -57,7 +57,7 @@ fn beside(misuse: impl Fn(&mut Rogue, u64)) -> (usize, Vec<Duration>) {
         }
     }
     let answered = delays.len();
-    assert!(rogue.world.now > start && answered > 90, "{answered} answers");
+    assert!(rogue.world.now > start && answered > 25, "{answered} answers");
     delays.sort_unstable();
     (bytes, delays)
 }

@@ -224,6 +224,8 @@ scenarios! {
     #[ignore = "long: ./dev test all plays it"] dual_lte
     #[ignore = "long: ./dev test all plays it"] dual_leo
     #[ignore = "long: ./dev test all plays it"] lte_geo
-    two_10 equal jitter asym_jitter lossy wifi_lte lte_leo
+    #[ignore = "long: ./dev test all plays it"] wifi_lte
+    #[ignore = "long: ./dev test all plays it"] lte_leo
+    two_10 equal jitter asym_jitter lossy
     cut_carrier cut_silent redundant_cut random_cuts
 }

@@ -91,6 +91,7 @@ pub fn carry(world: &mut World, client: usize, flows: u16, direction: Direction,
 }
 
 #[test]
+#[ignore = "long: ./dev test all plays it"]
 fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
     for (cc, flows, direction) in [
         (CongestionControl::Bbr, 1, Direction::Down),
