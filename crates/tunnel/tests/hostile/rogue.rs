@@ -22,6 +22,7 @@ use mpvpn_quic::{
 };
 use mpvpn_tunnel::{RelayId, RelayRead, ServerEvent, UdpId};
 use mpvpn_types::{CongestionControl, Duration, LinkId, PathId};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     heap,
@@ -464,8 +465,9 @@ pub fn raw_capsule(kind: u64, declared: u64, value: &[u8]) -> Vec<u8> {
 
 /// Processor time of this thread.
 pub fn cpu_time() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or_default())
+    // The kernel brings schedstat up to date at its ticks only.
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
 /// The setup of a peer whose messages are its own.
