@@ -8,7 +8,7 @@ use std::time::Instant;
 use mpvpn_links::{Links, policies::Direction};
 use mpvpn_os::poll::{Event, FIRST_SOCKET_TOKEN, Poller};
 use mpvpn_quic::{LocalAddress, Transmit};
-use mpvpn_sockets::packet_io::{DatagramBuffers, ReceivedDatagram, SendOutcome};
+use mpvpn_sockets::packet_io::{DatagramBuffers, MAX_RECV_CALLS, ReceivedDatagram, SendOutcome};
 use mpvpn_tunnel::ClassConnections;
 use mpvpn_types::{Duration, LinkId};
 
@@ -56,10 +56,12 @@ impl LinkSockets {
             connections.handle_batch(now, id.class());
             after(connections);
         };
-        self.buffers.receive(&socket.socket, connections, each, after).unwrap_or_else(|error| {
-            tracing::debug!(%error, link = number, "cannot receive");
-            None
-        })
+        self.buffers.receive(&socket.socket, MAX_RECV_CALLS, connections, each, after).unwrap_or_else(
+            |error| {
+                tracing::debug!(%error, link = number, "cannot receive");
+                None
+            },
+        )
     }
 
     /// Sends everything that is due.

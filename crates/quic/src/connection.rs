@@ -28,7 +28,7 @@ use std::{
 use bytes::Bytes;
 use mpvpn_types::{CongestionControl, Duration, Instant, PathId};
 use noq_proto::{
-    ConnectionEvent, FourTuple, PathError, PathStatus, VarInt,
+    FourTuple, PathError, PathStatus, VarInt,
     coding::{Decodable, Encodable},
 };
 
@@ -46,7 +46,7 @@ pub use self::{
     streams::{ReadStatus, StreamChunk},
 };
 use crate::{
-    ConnectionHandle, LocalAddress, PathStats, QlogSink,
+    ConnectionHandle, LocalAddress, PathStats, QlogSink, ReceivedPackets,
     config::{OwnSockets, StreamLimits},
     gate::{GateState, PathLabel, gate_state_of},
     held::{CountedConnection, HeldBytes},
@@ -430,8 +430,8 @@ impl Connection {
         self.streams.send = Default::default();
     }
 
-    /// Takes what the endpoint has decoded of a packet that arrived at `at`.
-    pub(crate) fn handle_event(&mut self, at: Instant, event: ConnectionEvent) {
+    /// Decrypts packets that the endpoint has received for this connection.
+    pub fn take(&mut self, ReceivedPackets { at, event }: ReceivedPackets) {
         self.lone_packet.on_packet(at);
         if let Some(before) = self.arrivals.on_packet(at) {
             let mut arrivals = std::mem::take(&mut self.arrivals);

@@ -3,8 +3,8 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 use bytes::BytesMut;
 use mpvpn_types::{Duration, Instant};
 use noq_proto::{
-    ConnectionHandle as NoqHandle, DatagramEvent, EcnCodepoint, EndpointConfig, EndpointEvent, FourTuple,
-    Incoming,
+    ConnectionEvent, ConnectionHandle as NoqHandle, DatagramEvent, EcnCodepoint, EndpointConfig,
+    EndpointEvent, FourTuple, Incoming,
 };
 
 use crate::{
@@ -67,6 +67,13 @@ pub enum Handled {
     New(ConnectionHandle),
     /// No connection; [`Endpoint::poll_stateless`] may have a packet to send.
     Nothing,
+}
+
+/// The packets of a received UDP payload, not decrypted yet.
+#[derive(Debug)]
+pub struct ReceivedPackets {
+    pub(crate) at: Instant,
+    pub(crate) event: ConnectionEvent,
 }
 
 /// All connections that share sockets.
@@ -183,32 +190,55 @@ impl Endpoint {
         ecn: u8,
         data: BytesMut,
     ) -> Handled {
+        let (handled, packets) = self.route(now, local, remote, ecn, data);
+        if let (Handled::Connection(id), Some(packets)) = (handled, packets) {
+            let Some(connection) = self.get(id) else { return Handled::Nothing };
+            connection.take(packets);
+        }
+        handled
+    }
+
+    /// As [`Self::handle`], but does not decrypt the packets of a connection: they are returned, and it takes
+    /// them with [`Connection::take`].
+    pub fn route(
+        &mut self,
+        now: Instant,
+        local: Option<LocalAddress>,
+        remote: SocketAddr,
+        ecn: u8,
+        data: BytesMut,
+    ) -> (Handled, Option<ReceivedPackets>) {
         if self.server.is_some() && is_short_of_unknown_version(&data) {
-            return Handled::Nothing;
+            return (Handled::Nothing, None);
         }
         let tuple = FourTuple::new(remote, local.map(LocalAddress::ip));
         self.scratch.clear();
         let ecn = EcnCodepoint::from_bits(ecn);
         let handled = self.guarded(remote, |inner, scratch| inner.handle(now, tuple, ecn, data, scratch));
-        match handled.flatten() {
+        let handled = match handled.flatten() {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                let Some(Some(connection)) = self.connections.get_mut(handle.0) else {
-                    return Handled::Nothing;
-                };
-                connection.handle_event(now, event);
-                Handled::Connection(ConnectionHandle(handle.0))
+                let packets = ReceivedPackets { at: now, event };
+                return (Handled::Connection(ConnectionHandle(handle.0)), Some(packets));
             }
-            Some(DatagramEvent::NewConnection(incoming)) => self.admit(now, local, incoming),
+            Some(DatagramEvent::NewConnection(incoming)) => {
+                self.admit(now, local, incoming).map_or(Handled::Nothing, Handled::New)
+            }
             Some(DatagramEvent::Response(transmit)) => {
                 self.answer(local, &transmit);
                 Handled::Nothing
             }
             None => Handled::Nothing,
-        }
+        };
+        (handled, None)
     }
 
     /// Decides about an attempt to connect.
-    fn admit(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
+    fn admit(
+        &mut self,
+        now: Instant,
+        local: Option<LocalAddress>,
+        incoming: Incoming,
+    ) -> Option<ConnectionHandle> {
         let (remote, validated) = (incoming.remote_address(), incoming.remote_address_validated());
         let busy = self.handshaking + self.waiting.len() >= self.retry_above;
         let is_own = self.server.as_ref().is_some_and(|setup| setup.is_own(remote));
@@ -235,7 +265,7 @@ impl Endpoint {
                 self.guarded(remote, |inner, _| inner.ignore(incoming));
             }
         }
-        Handled::Nothing
+        None
     }
 
     /// An iteration of the event loop begins. `is_busy`: it has other work than handshakes that wait.
@@ -248,7 +278,7 @@ impl Endpoint {
     pub fn accept_waiting(&mut self, now: Instant) -> Option<ConnectionHandle> {
         while self.left != Some(0) {
             let (local, incoming) = self.waiting.pop_front()?;
-            if let Handled::New(id) = self.accept(now, local, incoming) {
+            if let Some(id) = self.accept(now, local, incoming) {
                 return Some(id);
             }
         }
@@ -265,7 +295,12 @@ impl Endpoint {
         self.strangers.as_mut()?.excess()
     }
 
-    fn accept(&mut self, now: Instant, local: Option<LocalAddress>, incoming: Incoming) -> Handled {
+    fn accept(
+        &mut self,
+        now: Instant,
+        local: Option<LocalAddress>,
+        incoming: Incoming,
+    ) -> Option<ConnectionHandle> {
         (self.begun, self.pause) = (Some(now), ITERATIONS_PER_HANDSHAKE);
         self.left = self.left.map(|left| left.saturating_sub(1));
         let validated = incoming.remote_address_validated();
@@ -275,9 +310,8 @@ impl Endpoint {
             None => (None, None),
         };
         let accepted = self.guarded(remote, |inner, scratch| inner.accept(incoming, now, scratch, config));
-        match accepted {
-            None => Handled::Nothing,
-            Some(Ok((handle, inner))) => {
+        match accepted? {
+            Ok((handle, inner)) => {
                 self.handshaking += 1;
                 let qlog = self.server.as_ref().and_then(|setup| setup.qlog.clone());
                 let id = self.insert(now, handle, inner, local, qlog);
@@ -291,15 +325,15 @@ impl Endpoint {
                         connection.set_stranger(stranger, limits);
                     }
                 }
-                Handled::New(id)
+                Some(id)
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 self.handshakes.failed += 1;
                 tracing::debug!(cause = %error.cause, "a connection attempt was refused");
                 if let Some(transmit) = &error.response {
                     self.answer(local, transmit);
                 }
-                Handled::Nothing
+                None
             }
         }
     }

@@ -46,7 +46,7 @@ pub use config::{
     ClientSetup, DATAGRAM_OVERHEAD, FlowControlWindows, OwnSockets, ServerSetup, SetupError, TransportOptions,
 };
 pub use connection::{Connection, DataAck, Event, LostReason, OverdueChunk, ReadStatus, StreamChunk};
-pub use endpoint::{Endpoint, Handled, HandshakeCounters, HandshakeResult};
+pub use endpoint::{Endpoint, Handled, HandshakeCounters, HandshakeResult, ReceivedPackets};
 pub use held::{CountedConnection, ProcessBytes, UserBytes};
 pub use path_stats::PathStats;
 pub use qlog::{QlogEvent, QlogMetrics, QlogSink};

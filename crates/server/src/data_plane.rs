@@ -188,7 +188,7 @@ impl DataPlane {
     /// Handles ready sockets and expired timers.
     pub(super) fn handle_ready(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
         let (now, poller) = (iteration.now, &event_loop.poller);
-        self.server.begin_iteration(!iteration.ready.is_empty());
+        self.server.begin_iteration(!iteration.ready.is_empty(), Instant::now);
         let (mut stalled, mut tun_ready, mut written) = (iteration.stalled, false, false);
         for event in &iteration.ready {
             match event.token {

@@ -19,6 +19,11 @@ use mpvpn_tunnel::Server;
 /// More: forged addresses take more memory.
 const MAX_REMEMBERED: usize = 16_384;
 
+/// Receive calls for one socket in an iteration. Packets beyond the time of an iteration are only assigned
+/// to their connections. Fewer: those of users who send little are lost behind those of users who send much,
+/// as the socket's buffer is full. More: a flood takes longer iterations.
+const MAX_RECV_CALLS: usize = 64;
+
 /// A socket and its bound address.
 pub(super) struct ListeningSocket {
     pub(super) bound: SocketAddr,
@@ -99,10 +104,12 @@ impl Sockets {
             }
             server.handle_datagram(got.arrived, got.local, got.remote, got.ecn, got.data);
         };
-        self.buffers.receive(&listening.socket.socket, server, each, after).unwrap_or_else(|error| {
-            tracing::debug!(%error, "cannot receive");
-            None
-        })
+        self.buffers.receive(&listening.socket.socket, MAX_RECV_CALLS, server, each, after).unwrap_or_else(
+            |error| {
+                tracing::debug!(%error, "cannot receive");
+                None
+            },
+        )
     }
 
     /// Sends everything that is due.

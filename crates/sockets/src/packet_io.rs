@@ -20,7 +20,7 @@ use mpvpn_quic::Transmit;
 
 /// Receive calls for one socket in an iteration. More: other sockets wait. Fewer: more iterations. One
 /// instead of four was no faster for 16 flows (docs/design/threads.md).
-const MAX_RECV_CALLS: usize = 4;
+pub const MAX_RECV_CALLS: usize = 4;
 /// Messages that one `recvmmsg` call receives, each of up to 64 KiB (GRO). More: memory. Fewer: system calls.
 const MAX_MESSAGES_PER_RECV: usize = 16;
 
@@ -174,7 +174,7 @@ impl Default for DatagramBuffers {
 }
 
 impl DatagramBuffers {
-    /// Receives the datagrams that wait in a socket, in at most `MAX_RECV_CALLS` batches. Calls `each` for
+    /// Receives the datagrams that wait in a socket, in at most `max_calls` batches. Calls `each` for
     /// every datagram and `after` at the end of each batch. Returns the arrival time of the first datagram,
     /// if there was one.
     ///
@@ -183,12 +183,13 @@ impl DatagramBuffers {
     pub fn receive<T>(
         &mut self,
         socket: &UdpSocket,
+        max_calls: usize,
         tunnel: &mut T,
         mut each: impl FnMut(&mut T, ReceivedDatagram),
         mut after: impl FnMut(&mut T),
     ) -> io::Result<Option<Instant>> {
         let mut first = None;
-        for _ in 0..MAX_RECV_CALLS {
+        for _ in 0..max_calls {
             let count = socket.recv_batch(&mut self.batch)?;
             for_each_datagram(&mut self.batch, |datagram| {
                 first.get_or_insert(datagram.arrived);
@@ -283,12 +284,12 @@ mod tests {
             assert_eq!(datagram.remote, source);
             got.0.extend_from_slice(&datagram.data);
         };
-        let first = buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        let first = buffers.receive(&to, MAX_RECV_CALLS, &mut got, each, |got| got.1 += 1).unwrap();
         assert!(first.is_some_and(|at| at <= Instant::now()), "{first:?}");
         assert_eq!(got, ((0..(MAX_RECV_CALLS * MAX_MESSAGES_PER_RECV) as u8).collect(), MAX_RECV_CALLS));
-        buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        buffers.receive(&to, MAX_RECV_CALLS, &mut got, each, |got| got.1 += 1).unwrap();
         assert_eq!((got.0.len(), got.1), (MAX_RECV_CALLS * MAX_MESSAGES_PER_RECV + 10, MAX_RECV_CALLS + 1));
-        let first = buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        let first = buffers.receive(&to, MAX_RECV_CALLS, &mut got, each, |got| got.1 += 1).unwrap();
         assert_eq!((got.1, first), (MAX_RECV_CALLS + 1, None), "nothing waited");
     }
 }

@@ -38,7 +38,7 @@ use mpvpn_quic::{
     ConnectionHandle, Endpoint, Handled, HandshakeResult, LocalAddress, LostReason, ProcessBytes, Shard,
     Transmit,
 };
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::TURNS};
 
 use crate::{
     AddressSet, ConnectionSlot, Registry, RelayId, SessionSecret, SiteTable, UdpId,
@@ -55,7 +55,7 @@ pub use config::{
 };
 use packets::pass_on;
 use peer::{AuthenticatedPeer, Peer};
-use peers::Peers;
+use peers::{Peers, TURN_TIME};
 pub use reconfiguration::Reconfiguration;
 pub use report::{ClosedConnection, ServerCounters, SessionReport};
 use routes::Routes;
@@ -65,6 +65,23 @@ use sessions::Sessions;
 /// are due at once, as after an outage or on a machine that is too slow, the acknowledgements wait that would
 /// stop them, and each timer that expires meanwhile sends more. Fewer: more system calls.
 const MAX_TIMERS: usize = 16;
+/// The time of an iteration for received packets; those that are left wait for the next one, undecrypted.
+/// Longer: a user who sends packets that cost much delays those for whom packets come from the TUN. Shorter:
+/// more iterations. Chosen.
+const RECEIVE_TIME: Duration = Duration::from_millis(1);
+/// UDP payloads that a connection takes in a turn at most, and after how many of them the time is looked at:
+/// after [`TURN_TIME`] it takes no more. More: the others wait. Fewer: what a turn costs beside its packets
+/// counts. Chosen.
+const MAX_TURN_PACKETS: usize = 64;
+const TURN_CHECK: usize = 8;
+
+/// Measures the turns of users.
+#[derive(Debug)]
+struct TurnClock {
+    clock: fn() -> Instant,
+    /// The end of the turns of this iteration, once the first has begun.
+    until: Option<Instant>,
+}
 
 /// A server: assigns addresses to clients, and moves packets between them and a TUN.
 pub struct Server {
@@ -94,6 +111,8 @@ pub struct Server {
     /// The time of the last call that had one, for the end of a tunnel by a panic in a call without a time.
     last_time: Option<Instant>,
     coalescing: CoalescingLimit,
+    /// `None`: no event loop has said anything, and all packets are handled at once.
+    turns: Option<TurnClock>,
 }
 
 impl Server {
@@ -126,6 +145,7 @@ impl Server {
             stalled_until: None,
             last_time: None,
             coalescing: CoalescingLimit::default(),
+            turns: None,
         }
     }
 
@@ -146,36 +166,83 @@ impl Server {
         data: BytesMut,
     ) {
         let bytes = data.len();
-        match self.endpoint.handle(now, local.map(LocalAddress::from), remote, ecn, data) {
-            Handled::Connection(id) => self.peers.mark_received(id, bytes),
-            Handled::New(id) => {
-                self.peers.insert(id, Peer::new(now));
-                self.peers.mark_received(id, bytes);
-            }
-            Handled::Nothing => {}
+        match self.endpoint.route(now, local.map(LocalAddress::from), remote, ecn, data) {
+            (Handled::Connection(id), Some(packets)) => match self.peers.receive(id, bytes) {
+                Some(peer) => peer.received.push_back((bytes, packets)),
+                None => {
+                    tracing::trace!(target: TURNS, %remote, bytes, "dropped: its user has its share of what may wait")
+                }
+            },
+            (Handled::New(id), _) => self.insert(now, id),
+            (Handled::Connection(_) | Handled::Nothing, _) => {}
         }
+    }
+
+    /// A new connection.
+    fn insert(&mut self, now: Instant, id: ConnectionHandle) {
+        self.peers.insert(id, Peer::new(now));
+        self.peers.mark_received(id);
     }
 
     /// An iteration of the event loop begins. `is_busy`: sockets are ready, which come before handshakes that
-    /// wait.
-    pub fn begin_iteration(&mut self, is_busy: bool) {
+    /// wait. `clock` measures the turns of users.
+    pub fn begin_iteration(&mut self, is_busy: bool, clock: fn() -> Instant) {
         self.endpoint.begin_iteration(is_busy);
+        self.turns = Some(TurnClock { clock, until: None });
     }
 
-    /// Must be called after each batch of [`Self::handle_datagram`].
+    /// Must be called after each batch of [`Self::handle_datagram`]. In an event loop that calls
+    /// [`Self::begin_iteration`], packets are left for the next iteration if those of this one took long.
     pub fn handle_batch(&mut self, now: Instant) {
         self.last_time = Some(now);
         while let Some(id) = self.endpoint.accept_waiting(now) {
-            self.peers.insert(id, Peer::new(now));
-            self.peers.mark_received(id, 0);
+            self.insert(now, id);
         }
-        while let Some(id) = self.peers.next_received() {
-            self.isolated(id, |server| server.drive(now, id));
-        }
+        self.take_turns(now);
         while let Some(id) = self.endpoint.excess_stranger() {
             let why = "too many connections without a request";
             self.isolated(id, |server| server.close_peer(now, id, h3::code::EXCESSIVE_LOAD, why));
         }
+    }
+
+    /// Connections take the packets that they have received, as long as the time of this iteration lasts.
+    fn take_turns(&mut self, now: Instant) {
+        let Some(TurnClock { clock, until }) = &mut self.turns else {
+            while let Some(id) = self.peers.next_received() {
+                self.isolated(id, |server| server.take_turn(now, id, |_| false));
+                self.peers.end_received_turn(id, Duration::ZERO);
+            }
+            return;
+        };
+        let clock = *clock;
+        let mut began = clock();
+        let until = *until.get_or_insert(began + RECEIVE_TIME);
+        while began < until
+            && let Some(id) = self.peers.next_received()
+        {
+            let is_over = |taken| taken % TURN_CHECK == 0 && clock() - began >= TURN_TIME;
+            self.isolated(id, |server| server.take_turn(now, id, is_over));
+            let ended = clock();
+            self.peers.end_received_turn(id, ended - began);
+            began = ended;
+        }
+    }
+
+    /// A connection takes packets that it has received, and acts on them. `is_over` says whether that is
+    /// enough for this turn, from the number of those that it has taken.
+    fn take_turn(&mut self, now: Instant, id: ConnectionHandle, is_over: impl Fn(usize) -> bool) {
+        for taken in 1..=MAX_TURN_PACKETS {
+            let next = self.peers.get_mut(id).and_then(|peer| peer.received.pop_front());
+            let Some((bytes, packets)) = next else { break };
+            self.peers.take_received(id, bytes);
+            if let Some(connection) = self.endpoint.get(id) {
+                connection.take(packets);
+            }
+            if is_over(taken) {
+                break;
+            }
+        }
+        self.drive(now, id);
     }
 
     fn drive(&mut self, now: Instant, id: ConnectionHandle) {
@@ -230,7 +297,10 @@ impl Server {
     /// How long packets that arrive from now on may wait, so that those that arrive close together are taken
     /// together.
     pub fn max_coalescing_delay(&mut self, now: Instant) -> Duration {
-        self.coalescing.delay(now)
+        match self.peers.is_behind() {
+            true => Duration::ZERO,
+            false => self.coalescing.delay(now),
+        }
     }
 
     /// Removes a connection that the endpoint has dropped, or queues it to send.
@@ -468,7 +538,8 @@ impl Server {
 
     /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.peers.poll_timeout().into_iter().chain(self.endpoint.poll_timeout()).min()
+        let behind = self.last_time.filter(|_| self.peers.is_behind());
+        self.peers.poll_timeout().into_iter().chain(self.endpoint.poll_timeout()).chain(behind).min()
     }
 
     /// Handles timers that have expired, of at most 16 connections: those of the others are still due then.

@@ -24,3 +24,5 @@ pub const TRANSPORT: &str = "mpvpn::transport";
 pub const CLASSES: &str = "mpvpn::classes";
 /// Which packets leave past the tunnel, and by which link.
 pub const BYPASS: &str = "mpvpn::bypass";
+/// Whose received packets a server handles next, and which it drops.
+pub const TURNS: &str = "mpvpn::turns";

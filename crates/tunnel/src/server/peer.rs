@@ -8,7 +8,9 @@ use std::{collections::VecDeque, net::IpAddr};
 use ipnet::IpNet;
 use mpvpn_masque::h3::Side;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Connection, ConnectionHandle, Event as QuicEvent, HandshakeResult, LostReason, StreamId};
+use mpvpn_quic::{
+    Connection, ConnectionHandle, Event as QuicEvent, HandshakeResult, LostReason, ReceivedPackets, StreamId,
+};
 use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
 use super::{
@@ -43,6 +45,8 @@ const ADDRESS_REQUEST_TIMEOUT: Duration = Duration::from_millis(30);
 /// A connection, from its first packet on.
 #[derive(Debug)]
 pub(super) struct Peer {
+    /// Received UDP payloads that wait to be decrypted, with the bytes of each.
+    pub(super) received: VecDeque<(usize, ReceivedPackets)>,
     pub(super) http: Option<Http>,
     pub(super) handshaking: bool,
     /// When it began, or when its last visit of the site began or ended.
@@ -138,6 +142,7 @@ pub(super) struct NextGrant {
 impl Peer {
     pub(super) fn new(now: Instant) -> Self {
         Self {
+            received: VecDeque::new(),
             http: None,
             handshaking: true,
             since: now,

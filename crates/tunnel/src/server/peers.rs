@@ -1,23 +1,32 @@
 //! The connections of a server, and which of them is handled next. In: connections, with marks that one has
 //! received packets, may have some to send, or has a timer. Out: the next one to handle for each. Always
 //! holds: a connection is at most once in each queue; users with packets to send take turns, and so do the
-//! connections of a user ([`turns`]). IDs are small and reused (see [`ConnectionHandle`]), so they index a
-//! list that is as long as the most connections at a time.
+//! connections of a user ([`turns`]); those who received packets take them by time ([`received`]). IDs are
+//! small and reused (see [`ConnectionHandle`]), so they index a list that is as long as the most connections
+//! at a time.
 
+mod received;
 mod turns;
+mod users;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
 use mpvpn_quic::ConnectionHandle;
-use mpvpn_types::Instant;
+use mpvpn_types::{Duration, Instant};
 
-use turns::{Turns, UserNumber};
+use received::Received;
+pub(super) use received::TURN_TIME;
+use turns::Turns;
+use users::{UserNumber, Users};
 
 #[derive(Debug)]
 struct Slot<P> {
     peer: P,
     user: UserNumber,
+    /// It is in `received`.
     received: bool,
+    /// Bytes of its packets that wait.
+    waiting: usize,
     /// Bytes of all its packets.
     received_bytes: u64,
     sends: bool,
@@ -28,15 +37,22 @@ struct Slot<P> {
 #[derive(Debug)]
 pub(super) struct Peers<P> {
     slots: Vec<Option<Slot<P>>>,
-    received: VecDeque<ConnectionHandle>,
-    turns: Turns,
+    users: Users,
+    received: Received,
+    sending: Turns,
     timers: BTreeSet<(Instant, ConnectionHandle)>,
 }
 
 impl<P> Default for Peers<P> {
     fn default() -> Self {
-        let (slots, received, timers) = (Vec::new(), VecDeque::new(), BTreeSet::new());
-        Self { slots, received, turns: Turns::default(), timers }
+        let (slots, timers) = (Vec::new(), BTreeSet::new());
+        Self {
+            slots,
+            users: Users::default(),
+            received: Received::default(),
+            sending: Turns::default(),
+            timers,
+        }
     }
 }
 
@@ -59,21 +75,27 @@ impl<P> Peers<P> {
         if self.slots.len() <= id.0 {
             self.slots.resize_with(id.0 + 1, || None);
         }
-        let user = self.turns.enter(None);
-        self.slots[id.0] =
-            Some(Slot { peer, user, received: false, received_bytes: 0, sends: false, armed: None });
+        let user = self.users.enter(None);
+        let (received, waiting, received_bytes, sends, armed) = Default::default();
+        self.slots[id.0] = Some(Slot { peer, user, received, waiting, received_bytes, sends, armed });
     }
 
     /// Sets the user of a connection, which was a stranger's.
     pub(super) fn set_user(&mut self, id: ConnectionHandle, user: &str) {
-        let number = self.turns.enter(Some(user));
-        let Some(slot) = self.slot(id) else { return self.turns.leave(number) };
+        let number = self.users.enter(Some(user));
+        let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut) else {
+            return self.users.leave(number);
+        };
         let before = std::mem::replace(&mut slot.user, number);
-        if std::mem::take(&mut slot.sends) {
-            // Its place among those of strangers is skipped.
-            self.mark_sends(id);
+        self.received.transfer(before, number, slot.waiting);
+        // Its places among those of strangers are skipped.
+        if slot.received {
+            self.received.push(number, id);
         }
-        self.turns.leave(before);
+        if slot.sends {
+            self.sending.push(number, id);
+        }
+        self.users.leave(before);
     }
 
     pub(super) fn remove(&mut self, id: ConnectionHandle) -> Option<P> {
@@ -81,7 +103,8 @@ impl<P> Peers<P> {
         if let Some(at) = slot.armed {
             self.timers.remove(&(at, id));
         }
-        self.turns.leave(slot.user);
+        self.received.release(slot.user, slot.waiting);
+        self.users.leave(slot.user);
         Some(slot.peer)
     }
 
@@ -97,13 +120,25 @@ impl<P> Peers<P> {
         slots.filter_map(|(number, slot)| Some((ConnectionHandle(number), &mut slot.as_mut()?.peer)))
     }
 
-    /// Marks a connection that received a packet of so many bytes.
-    pub(super) fn mark_received(&mut self, id: ConnectionHandle, bytes: usize) {
-        let Some(slot) = self.slot(id) else { return };
-        slot.received_bytes += bytes as u64;
-        if !std::mem::replace(&mut slot.received, true) {
-            self.received.push_back(id);
+    /// Marks a connection that has to be handled like one that received packets.
+    pub(super) fn mark_received(&mut self, id: ConnectionHandle) {
+        if let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut)
+            && !std::mem::replace(&mut slot.received, true)
+        {
+            self.received.push(slot.user, id);
         }
+    }
+
+    /// Marks a connection that received packets of so many bytes; returns it if they may wait.
+    pub(super) fn receive(&mut self, id: ConnectionHandle, bytes: usize) -> Option<&mut P> {
+        let slot = self.slots.get_mut(id.0)?.as_mut()?;
+        if !self.received.admit(slot.user, bytes) {
+            return None;
+        }
+        slot.received_bytes += bytes as u64;
+        slot.waiting += bytes;
+        self.mark_received(id);
+        self.get_mut(id)
     }
 
     /// The bytes of all packets that a connection has received.
@@ -111,15 +146,41 @@ impl<P> Peers<P> {
         self.slots.get(id.0).and_then(Option::as_ref).map_or(0, |slot| slot.received_bytes)
     }
 
-    /// The next connection that received packets.
+    /// The connection with received packets whose turn it is; [`Self::end_received_turn`] ends the turn.
     pub(super) fn next_received(&mut self) -> Option<ConnectionHandle> {
-        while let Some(id) = self.received.pop_front() {
-            if let Some(slot) = self.slot(id) {
-                slot.received = false;
+        loop {
+            let (user, id) = self.received.next()?;
+            if self.slot(id).is_some_and(|slot| slot.received && slot.user == user) {
                 return Some(id);
             }
+            // It is gone, or was a stranger's.
+            self.received.end(Duration::ZERO);
         }
-        None
+    }
+
+    /// A connection has taken packets of so many bytes.
+    pub(super) fn take_received(&mut self, id: ConnectionHandle, bytes: usize) {
+        if let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut) {
+            slot.waiting -= bytes;
+            self.received.release(slot.user, bytes);
+        }
+    }
+
+    /// The connection whose turn it was has been handled for this time. It gets another turn if packets are
+    /// left.
+    pub(super) fn end_received_turn(&mut self, id: ConnectionHandle, took: Duration) {
+        match self.slot(id) {
+            Some(slot) if slot.waiting > 0 => self.received.pass(took),
+            slot => {
+                slot.into_iter().for_each(|slot| slot.received = false);
+                self.received.end(took);
+            }
+        }
+    }
+
+    /// Whether received packets wait.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.received.is_empty()
     }
 
     /// Marks a connection that may have packets to send.
@@ -127,30 +188,30 @@ impl<P> Peers<P> {
         if let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut)
             && !std::mem::replace(&mut slot.sends, true)
         {
-            self.turns.push(slot.user, id);
+            self.sending.push(slot.user, id);
         }
     }
 
     /// The connection whose turn it is to send.
     pub(super) fn sender(&mut self) -> Option<ConnectionHandle> {
         loop {
-            let (user, id) = self.turns.next()?;
+            let (user, id) = self.sending.next()?;
             if self.slot(id).is_some_and(|slot| slot.sends && slot.user == user) {
                 return Some(id);
             }
             // It is gone, or was a stranger's.
-            self.turns.skip();
+            self.sending.skip();
         }
     }
 
     /// It has sent a packet: passes the turn on.
     pub(super) fn pass_turn(&mut self) {
-        self.turns.pass();
+        self.sending.pass();
     }
 
     /// It has no more packets to send: removes it from the queue.
     pub(super) fn end_turn(&mut self) {
-        if let Some(id) = self.turns.end()
+        if let Some(id) = self.sending.end()
             && let Some(slot) = self.slot(id)
         {
             slot.sends = false;
@@ -174,12 +235,18 @@ impl<P> Peers<P> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// The next connection whose timer has expired; its timer is cleared.
+    /// The next connection whose timer has expired; its timer is cleared. One whose packets wait is left out,
+    /// as they may be what its timer waits for: it is armed again in its turn.
     pub(super) fn next_due(&mut self, now: Instant) -> Option<ConnectionHandle> {
-        let (_, id) = self.timers.first().copied().filter(|(at, _)| *at <= now)?;
-        self.timers.pop_first();
-        self.slot(id)?.armed = None;
-        Some(id)
+        while let Some((_, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.pop_first();
+            let Some(slot) = self.slot(id) else { continue };
+            slot.armed = None;
+            if !slot.received {
+                return Some(id);
+            }
+        }
+        None
     }
 }
 
@@ -231,14 +298,20 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_received_packets_is_handled_once_unless_removed() {
+    fn a_connection_that_received_packets_is_handled_until_none_is_left_unless_removed() {
         let mut peers = peers(3);
-        [2, 1, 2, 0].into_iter().for_each(|number| peers.mark_received(ConnectionHandle(number), 1));
+        [2, 1, 2, 0]
+            .into_iter()
+            .for_each(|number| assert!(peers.receive(ConnectionHandle(number), 1).is_some()));
         assert_eq!(peers.remove(ConnectionHandle(1)), Some(1));
-        let next: Vec<_> = std::iter::from_fn(|| peers.next_received()).map(|id| id.0).collect();
-        assert_eq!(next, [2, 0]);
-        peers.mark_received(ConnectionHandle(7), 1);
-        assert_eq!(peers.next_received(), None, "it is not known");
+        let take = |peers: &mut Peers<usize>| {
+            let id = peers.next_received()?;
+            peers.take_received(id, 1);
+            peers.end_received_turn(id, Duration::ZERO);
+            Some(id.0)
+        };
+        assert_eq!(std::iter::from_fn(|| take(&mut peers)).collect::<Vec<_>>(), [2, 0, 2]);
+        assert_eq!(peers.receive(ConnectionHandle(7), 1), None, "it is not known");
     }
 
     #[test]

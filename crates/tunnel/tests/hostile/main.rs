@@ -16,6 +16,7 @@ mod paths;
 mod rogue;
 mod rogue_server;
 mod server;
+mod turns;
 #[path = "../simulation/world/mod.rs"]
 mod world;
 
