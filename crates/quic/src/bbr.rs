@@ -489,8 +489,9 @@ impl Bbr {
         u64::from(ACK_ELICITING_THRESHOLD) * self.mtu.min(ETHERNET_PAYLOAD) + bytes_in(rate, MAX_ACK_DELAY)
     }
 
-    /// The congestion window (bytes) at a rate (bytes/s).
-    pub(crate) fn window(&self, rate: u64) -> u64 {
+    /// The congestion window (bytes) at a rate (bytes/s), if packets are answered `late` after they arrived:
+    /// round trips end with their arrival, but what they acknowledge counts as in flight until then.
+    pub(crate) fn window(&self, rate: u64, late: Duration) -> u64 {
         let gain = match self.phase {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain | Phase::Cruise { .. } => WINDOW_GAIN,
@@ -499,7 +500,7 @@ impl Bbr {
         // less arrive, which looks like a slower path, and so on. Inside TCP the pacing rate would
         // react too slowly.
         let slack = if self.inside_tcp { 1.0 } else { SMOOTHED_WINDOW_GAIN };
-        let sent = (rate as f64 * self.smoothed.as_secs_f64() * slack) as u64;
+        let sent = (rate as f64 * (self.smoothed.as_secs_f64() * slack + late.as_secs_f64())) as u64;
         let window = ((self.bandwidth_delay_product(rate) as f64 * gain) as u64).max(sent)
             + self.unacked_at_peer(rate);
         let least = match self.phase {

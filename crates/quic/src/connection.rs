@@ -120,6 +120,8 @@ pub struct Connection {
     events: VecDeque<Event>,
     arrivals: Arrivals,
     lone_packet: LonePacket,
+    /// When the first of the packets arrived that were taken since something was sent.
+    taken_since: Option<Instant>,
     /// Whether nothing was sent since the handshake is complete at this end.
     handshake_unsent: bool,
     /// The free space of noq's datagram buffer while it is empty (bytes).
@@ -160,6 +162,7 @@ impl Connection {
             events: VecDeque::new(),
             arrivals: Arrivals::default(),
             lone_packet: LonePacket::default(),
+            taken_since: None,
             handshake_unsent: false,
             qlog,
             own_sockets: None,
@@ -433,6 +436,7 @@ impl Connection {
     /// Decrypts packets that the endpoint has received for this connection.
     pub fn take(&mut self, ReceivedPackets { at, event }: ReceivedPackets) {
         self.lone_packet.on_packet(at);
+        self.taken_since.get_or_insert(at);
         if let Some(before) = self.arrivals.on_packet(at) {
             let mut arrivals = std::mem::take(&mut self.arrivals);
             self.take_held(|datagram| arrivals.push(before, datagram));

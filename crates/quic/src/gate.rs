@@ -77,6 +77,8 @@ pub(crate) struct GateState {
     min_rtt: AtomicU64,
     jitter: AtomicU64,
     base_rtt: AtomicU64,
+    /// How long after their arrival packets are answered, smoothed.
+    answer_delay: AtomicU64,
     /// The shortest round trip since [`Self::take_least_rtt`].
     least_rtt: AtomicU64,
     /// Bytes and packets that were sent and are acknowledged by the peer, and those that were acknowledged.
@@ -124,6 +126,7 @@ impl GateState {
             min_rtt: AtomicU64::new(0),
             jitter: AtomicU64::new(0),
             base_rtt: AtomicU64::new(0),
+            answer_delay: AtomicU64::new(0),
             least_rtt: AtomicU64::new(u64::MAX),
             sent: Default::default(),
             acked: Default::default(),
@@ -256,6 +259,11 @@ impl GateState {
             Ok(mean) if count > 0 => self.origin + Duration::from_nanos(mean),
             _ => self.acked_sent(),
         }
+    }
+
+    /// Packets were answered so long after they arrived, as this process had other work.
+    pub(crate) fn on_answered(&self, late: Duration) {
+        self.answer_delay.store((self.answer_delay.load(Relaxed) * 7 + nanos(late)) / 8, Relaxed);
     }
 
     /// Variation of the round-trip time.

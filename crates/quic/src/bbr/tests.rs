@@ -33,7 +33,9 @@ fn startup_ends_when_the_rate_stops_growing_and_not_because_little_is_asked() {
     bbr.on_round(now, window(12_500_000), 12_500_000, 300_000);
     assert!(matches!(bbr.phase, Phase::Cruise { .. }));
     let product = 312_500;
-    assert!((2 * product..3 * product).contains(&bbr.window(12_500_000)));
+    assert!((2 * product..3 * product).contains(&bbr.window(12_500_000, Duration::ZERO)));
+    // Acknowledgements that waited here for 100 ms do not hold back other packets.
+    assert!(bbr.window(12_500_000, 100 * MS) > 12_500_000 / 10 + product);
 }
 
 #[test]
@@ -128,7 +130,7 @@ fn delay_that_is_no_queue_does_not_wear_the_rate_down() {
         let now = start + ms * MS;
         let rate = delivery.rate;
         let pace = bbr.pacing_rate(rate, 50 * MS).unwrap();
-        let sent = pace.min(bbr.window(rate) * 20).min(6_000_000);
+        let sent = pace.min(bbr.window(rate, Duration::ZERO) * 20).min(6_000_000);
         bbr.on_rtt(now, 50 * MS);
         arrive(&mut bbr, &mut delivery, now, (now - 50 * MS, sent / 1000), rate, sent / 20);
         assert!(delivery.rate > 5_500_000, "{} after {ms} ms", delivery.rate);
@@ -142,7 +144,7 @@ fn packets_that_are_larger_make_no_longer_queue() {
         let mut bbr = Bbr::new(38_400, mtu);
         bbr.on_rtt(now, 20 * MS);
         bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0, found: 0 };
-        [125_000, 1_250_000].map(|rate| bbr.window(rate))
+        [125_000, 1_250_000].map(|rate| bbr.window(rate, Duration::ZERO))
     });
     assert_eq!(small, large);
 }
@@ -207,7 +209,7 @@ impl SimulatedPath {
             let way = if ms < seconds * 500 { 20 * MS } else { self.later };
             let rate = delivery.rate;
             tokens += bbr.pacing_rate(rate, 20 * MS).unwrap_or(1_000_000) / 1000;
-            let sent = tokens.min(bbr.window(rate).saturating_sub(in_flight));
+            let sent = tokens.min(bbr.window(rate, Duration::ZERO).saturating_sub(in_flight));
             tokens = (tokens - sent).min(10_000);
             (in_flight, queued) = (in_flight + sent, queued + sent);
             waiting.push_back((now, sent));

@@ -132,6 +132,10 @@ impl Connection {
     fn next_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         self.translate_all(now);
         self.handshake_unsent = false;
+        if let Some(at) = self.taken_since.take() {
+            let late = now.saturating_duration_since(at);
+            self.paths.iter().for_each(|path| path.gate.on_answered(late));
+        }
         let mut sends = !self.passes.is_idle() || self.begin_pass(now);
         while sends {
             if !self.passes.is_done {

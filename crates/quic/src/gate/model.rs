@@ -65,7 +65,8 @@ impl Model {
                 // Random loss takes its share of what is sent.
                 let rate = (self.delivery.rate as f64 / (1.0 - random.share())) as u64;
                 let rtt = Duration::from_nanos(shared.rtt.load(Relaxed));
-                (bbr.window(rate), bbr.pacing_rate(rate, rtt))
+                let late = Duration::from_nanos(shared.answer_delay.load(Relaxed));
+                (bbr.window(rate, late), bbr.pacing_rate(rate, rtt))
             }
             Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
         };
