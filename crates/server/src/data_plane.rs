@@ -11,7 +11,7 @@ use mpvpn_access::Access;
 use mpvpn_egress::{Egress, FIRST_EGRESS_TOKEN, Transport};
 use mpvpn_error::RunError;
 use mpvpn_input::role::Role;
-use mpvpn_os::poll::{TUN_TOKEN, WAKE_TOKEN};
+use mpvpn_os::poll::{Event, TUN_TOKEN, WAKE_TOKEN};
 use mpvpn_report::flows;
 use mpvpn_sockets::splice::Context;
 use mpvpn_status::{Class, FlowList, Status, events::EventSender};
@@ -131,7 +131,7 @@ impl DataPlane {
     ) -> Result<(), RunError> {
         let mut iteration = Iteration::first();
         loop {
-            if self.transmit(event_loop, iteration.now).is_some() {
+            if self.transmit(event_loop).is_some() {
                 first.send(ServerMessage::MtuChanged);
             }
             if self.server.take_count_due() {
@@ -188,7 +188,9 @@ impl DataPlane {
     /// Handles ready sockets and expired timers.
     pub(super) fn handle_ready(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
         let (now, poller) = (iteration.now, &event_loop.poller);
-        self.server.begin_iteration(!iteration.ready.is_empty(), Instant::now);
+        let is_other = |event: &Event| event.token == TUN_TOKEN || event.token >= FIRST_EGRESS_TOKEN;
+        let others_wait = iteration.ready.iter().any(is_other);
+        self.server.begin_iteration(!iteration.ready.is_empty(), others_wait, Instant::now);
         let (mut stalled, mut tun_ready, mut written) = (iteration.stalled, false, false);
         for event in &iteration.ready {
             match event.token {
@@ -207,8 +209,7 @@ impl DataPlane {
                 _ => {
                     let (server, tun) = (&mut self.server, &self.tun);
                     let arrived = self.sockets.on_ready(poller, *event, server, |server| {
-                        server.handle_batch(now);
-                        written |= write_received_packets(server, tun);
+                        server.handle_batch_and(now, |server| written |= write_received_packets(server, tun));
                     });
                     stalled |= arrived.is_some_and(|at| has_waited_long(at, now));
                 }
@@ -217,6 +218,9 @@ impl DataPlane {
         if stalled {
             self.server.on_local_stall(now);
         }
+        // Packets that wait since the last iteration.
+        let tun = &self.tun;
+        self.server.handle_batch_and(now, |server| written |= write_received_packets(server, tun));
         // The kernel of this machine may have answered while a packet was written.
         if tun_ready || written {
             self.read_tun(now);
@@ -302,8 +306,10 @@ impl DataPlane {
     }
 
     /// Sends what is due and handles events; returns the clients' MTU if it changed.
-    pub(super) fn transmit(&mut self, event_loop: &EventLoop, now: Instant) -> Option<usize> {
-        let mut mtu = None;
+    pub(super) fn transmit(&mut self, event_loop: &EventLoop) -> Option<usize> {
+        // Packets leave now, and not when the iteration began: what it took to receive others is no time on
+        // the way.
+        let (now, mut mtu) = (Instant::now(), None);
         for round in 0..MAX_TRANSMIT_ROUNDS {
             // Streams that accept bytes again are filled, as long as the paths send.
             if !self.handle_events(event_loop, now, &mut mtu) && round > 0 {

@@ -539,7 +539,7 @@ impl Running {
         self.service_manager.ready();
         let mut iteration = Iteration::first();
         loop {
-            if self.data_plane.transmit(event_loop, iteration.now).is_some() {
+            if self.data_plane.transmit(event_loop).is_some() {
                 self.update_tun_mtu();
             }
             let files = self.reloadable.files.as_ref().and_then(WatchedFiles::poll_timeout);

@@ -65,10 +65,11 @@ use sessions::Sessions;
 /// are due at once, as after an outage or on a machine that is too slow, the acknowledgements wait that would
 /// stop them, and each timer that expires meanwhile sends more. Fewer: more system calls.
 const MAX_TIMERS: usize = 16;
-/// The time of an iteration for received packets; those that are left wait for the next one, undecrypted.
-/// Longer: a user who sends packets that cost much delays those for whom packets come from the TUN. Shorter:
-/// more iterations. Chosen.
+/// The time of an iteration for received packets, alone and beside what comes from the TUN and relays; those
+/// that are left wait for the next one, undecrypted. Longer: a user who sends packets that cost much delays
+/// those for whom something comes from there. Shorter: more iterations. Chosen.
 const RECEIVE_TIME: Duration = Duration::from_millis(1);
+const RECEIVE_TIME_BESIDE: Duration = Duration::from_micros(200);
 /// UDP payloads that a connection takes in a turn at most, and after how many of them the time is looked at:
 /// after [`TURN_TIME`] it takes no more. More: the others wait. Fewer: what a turn costs beside its packets
 /// counts. Chosen.
@@ -79,6 +80,8 @@ const TURN_CHECK: usize = 8;
 #[derive(Debug)]
 struct TurnClock {
     clock: fn() -> Instant,
+    /// The time of this iteration for received packets.
+    time: Duration,
     /// The end of the turns of this iteration, once the first has begun.
     until: Option<Instant>,
 }
@@ -185,20 +188,27 @@ impl Server {
     }
 
     /// An iteration of the event loop begins. `is_busy`: sockets are ready, which come before handshakes that
-    /// wait. `clock` measures the turns of users.
-    pub fn begin_iteration(&mut self, is_busy: bool, clock: fn() -> Instant) {
+    /// wait; `others_wait`: those of the TUN or of relays are, too. `clock` measures the turns of users.
+    pub fn begin_iteration(&mut self, is_busy: bool, others_wait: bool, clock: fn() -> Instant) {
         self.endpoint.begin_iteration(is_busy);
-        self.turns = Some(TurnClock { clock, until: None });
+        let time = if others_wait { RECEIVE_TIME_BESIDE } else { RECEIVE_TIME };
+        self.turns = Some(TurnClock { clock, time, until: None });
     }
 
-    /// Must be called after each batch of [`Self::handle_datagram`]. In an event loop that calls
-    /// [`Self::begin_iteration`], packets are left for the next iteration if those of this one took long.
+    /// Must be called after each batch of [`Self::handle_datagram`].
     pub fn handle_batch(&mut self, now: Instant) {
+        self.handle_batch_and(now, |_| {});
+    }
+
+    /// As [`Self::handle_batch`]; `deliver` takes the packets of [`Self::poll_tun`] after each turn, so
+    /// that its time counts for the user whose packets they are. In an event loop that calls
+    /// [`Self::begin_iteration`], packets are left for the next iteration if those of this one took long.
+    pub fn handle_batch_and(&mut self, now: Instant, deliver: impl FnMut(&mut Self)) {
         self.last_time = Some(now);
         while let Some(id) = self.endpoint.accept_waiting(now) {
             self.insert(now, id);
         }
-        self.take_turns(now);
+        self.take_turns(now, deliver);
         while let Some(id) = self.endpoint.excess_stranger() {
             let why = "too many connections without a request";
             self.isolated(id, |server| server.close_peer(now, id, h3::code::EXCESSIVE_LOAD, why));
@@ -206,22 +216,23 @@ impl Server {
     }
 
     /// Connections take the packets that they have received, as long as the time of this iteration lasts.
-    fn take_turns(&mut self, now: Instant) {
-        let Some(TurnClock { clock, until }) = &mut self.turns else {
+    fn take_turns(&mut self, now: Instant, mut deliver: impl FnMut(&mut Self)) {
+        let Some(TurnClock { clock, time, until }) = &mut self.turns else {
             while let Some(id) = self.peers.next_received() {
                 self.isolated(id, |server| server.take_turn(now, id, |_| false));
                 self.peers.end_received_turn(id, Duration::ZERO);
             }
-            return;
+            return deliver(self);
         };
         let clock = *clock;
         let mut began = clock();
-        let until = *until.get_or_insert(began + RECEIVE_TIME);
+        let until = *until.get_or_insert(began + *time);
         while began < until
             && let Some(id) = self.peers.next_received()
         {
             let is_over = |taken| taken % TURN_CHECK == 0 && clock() - began >= TURN_TIME;
             self.isolated(id, |server| server.take_turn(now, id, is_over));
+            deliver(self);
             let ended = clock();
             self.peers.end_received_turn(id, ended - began);
             began = ended;

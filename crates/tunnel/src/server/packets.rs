@@ -6,9 +6,9 @@
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::{GroCoalescer, TunPacket, VnetHdr, icmp, ip};
+use mpvpn_packet::{GroCoalescer, IpPacket, TunPacket, VnetHdr, icmp, ip, protocol};
 use mpvpn_quic::ConnectionHandle;
-use mpvpn_types::Instant;
+use mpvpn_types::{Instant, target::TURNS};
 
 use super::{
     Peer, Server, TunOutcome,
@@ -23,6 +23,16 @@ use crate::{
     multipath::{DecodedDatagram, Gateway, decode_payload},
     udp::PayloadInbox,
 };
+
+/// The port of a resolver (RFC 1035 §4.2.1).
+const DNS_PORT: u16 = 53;
+
+/// Whether a packet asks the resolver at the server's own address in the tunnel, by UDP.
+fn is_query(packet: &IpPacket<'_>, own: Gateway) -> bool {
+    packet.protocol() == protocol::UDP
+        && packet.ports().is_some_and(|(_, to)| to == DNS_PORT)
+        && own.for_source(packet.src()) == Some(packet.dst())
+}
 
 /// The ICMP error for a packet to a destination that is not advertised (RFC 9484 §7.2.1) or link-local, as
 /// metadata of clouds are; none for a multicast group.
@@ -69,7 +79,7 @@ pub(super) fn pass_payload_on(
 impl Server {
     pub(super) fn receive(&mut self, now: Instant, id: ConnectionHandle) {
         let gateway = self.routes.gateway();
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some((peer, mut queries)) = self.peers.get_with_queries(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let Peer { authenticated, udp, early, limits, .. } = peer;
         let (mut bytes, mut payload_bytes) = (0, 0);
@@ -118,6 +128,10 @@ impl Server {
                     if let Some(mut refusal) = refusal(&arrived.packet, gateway) {
                         multipath.send_packet(now, VnetHdr::NONE, &mut refusal, gateway, None, false);
                     }
+                    continue;
+                }
+                if is_query(&view, gateway) && !queries.admit(now) {
+                    tracing::trace!(target: TURNS, from = %src, "a name query is dropped: its user asks too often");
                     continue;
                 }
                 if let (Some(flows), Some(arrival)) = (flows, arrival) {

@@ -5,6 +5,7 @@
 //! small and reused (see [`ConnectionHandle`]), so they index a list that is as long as the most connections
 //! at a time.
 
+mod queries;
 mod received;
 mod turns;
 mod users;
@@ -14,6 +15,7 @@ use std::collections::BTreeSet;
 use mpvpn_quic::ConnectionHandle;
 use mpvpn_types::{Duration, Instant};
 
+use queries::{Queries, UserQueries};
 use received::Received;
 pub(super) use received::TURN_TIME;
 use turns::Turns;
@@ -39,20 +41,16 @@ pub(super) struct Peers<P> {
     slots: Vec<Option<Slot<P>>>,
     users: Users,
     received: Received,
+    queries: Queries,
     sending: Turns,
     timers: BTreeSet<(Instant, ConnectionHandle)>,
 }
 
 impl<P> Default for Peers<P> {
     fn default() -> Self {
-        let (slots, timers) = (Vec::new(), BTreeSet::new());
-        Self {
-            slots,
-            users: Users::default(),
-            received: Received::default(),
-            sending: Turns::default(),
-            timers,
-        }
+        let (slots, timers, users) = (Vec::new(), BTreeSet::new(), Users::default());
+        let (received, queries, sending) = Default::default();
+        Self { slots, users, received, queries, sending, timers }
     }
 }
 
@@ -69,6 +67,12 @@ impl<P> Peers<P> {
     #[inline]
     pub(super) fn get_mut(&mut self, id: ConnectionHandle) -> Option<&mut P> {
         self.slot(id).map(|slot| &mut slot.peer)
+    }
+
+    /// A connection, and the name queries of its user.
+    pub(super) fn get_with_queries(&mut self, id: ConnectionHandle) -> Option<(&mut P, UserQueries<'_>)> {
+        let Slot { peer, user, .. } = self.slots.get_mut(id.0)?.as_mut()?;
+        Some((peer, self.queries.of(*user)))
     }
 
     pub(super) fn insert(&mut self, id: ConnectionHandle, peer: P) {

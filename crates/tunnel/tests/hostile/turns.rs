@@ -65,7 +65,7 @@ fn a_packet_is_taken_in_the_iteration_in_which_it_came_whatever_waits_of_another
         let (now, own) = (rogue.world.now, sent_by(&mut rogue, alice, 10));
         let server = &mut rogue.world.servers[0];
         heap::counted(|| {
-            server.begin_iteration(true, clock);
+            server.begin_iteration(true, false, clock);
             for data in std::iter::repeat_n(&repeated, COPIES).flatten().chain([&own]) {
                 server.handle_datagram(now, local, from, 0, BytesMut::from(&data[..]));
             }
@@ -81,9 +81,30 @@ fn a_packet_is_taken_in_the_iteration_in_which_it_came_whatever_waits_of_another
     let now = rogue.world.now;
     let server = &mut rogue.world.servers[0];
     for _ in 0..2000 {
-        server.begin_iteration(false, clock);
+        server.begin_iteration(false, false, clock);
         server.handle_timeout(now);
         while server.poll_transmit(now, &mut Vec::new()).is_some() {}
     }
     assert!(server.poll_timeout().is_none_or(|at| at > now), "something still waits");
+}
+
+#[test]
+fn of_a_flood_of_name_queries_to_the_server_as_many_pass_as_a_user_may_ask() {
+    let forwarded = |to: &str| {
+        let mut rogue = Rogue::with_tunnel();
+        let from =
+            rogue.connections[0].addresses.iter().find(|ip| ip.is_ipv4()).copied().expect("an address");
+        let before = rogue.forwarded;
+        for port in 1000..5000 {
+            // Packets of one flow would be joined.
+            let query = Packet::between(SocketAddr::new(from, port), to.parse().unwrap()).udp(&[1; 30]);
+            rogue.datagram(0, &query);
+        }
+        rogue.run(100 * MS);
+        rogue.forwarded - before
+    };
+    assert!(forwarded("203.0.113.9:53") > 3000, "another resolver is none of the server's");
+    assert!(forwarded("10.0.0.1:54") > 3000, "another port");
+    let passed = forwarded("10.0.0.1:53");
+    assert!((1000..1300).contains(&passed), "{passed} queries");
 }
