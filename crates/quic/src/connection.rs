@@ -120,7 +120,8 @@ pub struct Connection {
     events: VecDeque<Event>,
     arrivals: Arrivals,
     lone_packet: LonePacket,
-    /// When the first of the packets arrived that were taken since something was sent.
+    /// When the first of the packets arrived that were taken since this connection was asked for packets to
+    /// send.
     taken_since: Option<Instant>,
     /// Whether nothing was sent since the handshake is complete at this end.
     handshake_unsent: bool,

@@ -65,9 +65,10 @@ use sessions::Sessions;
 /// are due at once, as after an outage or on a machine that is too slow, the acknowledgements wait that would
 /// stop them, and each timer that expires meanwhile sends more. Fewer: more system calls.
 const MAX_TIMERS: usize = 16;
-/// The time of an iteration for received packets, alone and beside what comes from the TUN and relays; those
-/// that are left wait for the next one, undecrypted. Longer: a user who sends packets that cost much delays
-/// those for whom something comes from there. Shorter: more iterations. Chosen.
+/// How long an iteration handles received packets: the first if nothing comes from the TUN and relays, the
+/// second if something does. Packets that are left wait for the next iteration, undecrypted. Longer: a user
+/// whose packets cost much delays those for whom something comes from the TUN or relays. Shorter: more
+/// iterations. Chosen.
 const RECEIVE_TIME: Duration = Duration::from_millis(1);
 const RECEIVE_TIME_BESIDE: Duration = Duration::from_micros(200);
 /// UDP payloads that a connection takes in a turn at most, and after how many of them the time is looked at:

@@ -54,9 +54,14 @@ impl<P> Default for Peers<P> {
     }
 }
 
+/// The slot of a connection, where the queues are used beside it.
+fn slot_of<P>(slots: &mut [Option<Slot<P>>], id: ConnectionHandle) -> Option<&mut Slot<P>> {
+    slots.get_mut(id.0)?.as_mut()
+}
+
 impl<P> Peers<P> {
     fn slot(&mut self, id: ConnectionHandle) -> Option<&mut Slot<P>> {
-        self.slots.get_mut(id.0)?.as_mut()
+        slot_of(&mut self.slots, id)
     }
 
     #[inline]
@@ -71,7 +76,7 @@ impl<P> Peers<P> {
 
     /// A connection, and the name queries of its user.
     pub(super) fn get_with_queries(&mut self, id: ConnectionHandle) -> Option<(&mut P, UserQueries<'_>)> {
-        let Slot { peer, user, .. } = self.slots.get_mut(id.0)?.as_mut()?;
+        let Slot { peer, user, .. } = slot_of(&mut self.slots, id)?;
         Some((peer, self.queries.of(*user)))
     }
 
@@ -87,7 +92,7 @@ impl<P> Peers<P> {
     /// Sets the user of a connection, which was a stranger's.
     pub(super) fn set_user(&mut self, id: ConnectionHandle, user: &str) {
         let number = self.users.enter(Some(user));
-        let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut) else {
+        let Some(slot) = slot_of(&mut self.slots, id) else {
             return self.users.leave(number);
         };
         let before = std::mem::replace(&mut slot.user, number);
@@ -126,7 +131,7 @@ impl<P> Peers<P> {
 
     /// Marks a connection that has to be handled like one that received packets.
     pub(super) fn mark_received(&mut self, id: ConnectionHandle) {
-        if let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut)
+        if let Some(slot) = slot_of(&mut self.slots, id)
             && !std::mem::replace(&mut slot.received, true)
         {
             self.received.push(slot.user, id);
@@ -135,7 +140,7 @@ impl<P> Peers<P> {
 
     /// Marks a connection that received packets of so many bytes; returns it if they may wait.
     pub(super) fn receive(&mut self, id: ConnectionHandle, bytes: usize) -> Option<&mut P> {
-        let slot = self.slots.get_mut(id.0)?.as_mut()?;
+        let slot = slot_of(&mut self.slots, id)?;
         if !self.received.admit(slot.user, bytes) {
             return None;
         }
@@ -164,7 +169,7 @@ impl<P> Peers<P> {
 
     /// A connection has taken packets of so many bytes.
     pub(super) fn take_received(&mut self, id: ConnectionHandle, bytes: usize) {
-        if let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut) {
+        if let Some(slot) = slot_of(&mut self.slots, id) {
             slot.waiting -= bytes;
             self.received.release(slot.user, bytes);
         }
@@ -189,7 +194,7 @@ impl<P> Peers<P> {
 
     /// Marks a connection that may have packets to send.
     pub(super) fn mark_sends(&mut self, id: ConnectionHandle) {
-        if let Some(slot) = self.slots.get_mut(id.0).and_then(Option::as_mut)
+        if let Some(slot) = slot_of(&mut self.slots, id)
             && !std::mem::replace(&mut slot.sends, true)
         {
             self.sending.push(slot.user, id);

@@ -16,15 +16,15 @@ use crate::{
 /// Connections of the user who sends too much, and packets to each of them in an iteration.
 const CONNECTIONS: usize = 40;
 const COPIES: usize = 100;
-/// Memory of what waits at most, with what the allocator needs for it: twice what the server lets wait, as
-/// each packet here has a buffer of its own (bytes).
+/// The memory that packets which wait take at most (bytes): the server lets 8 MiB wait, and each packet here
+/// has a buffer of its own, which takes more than its bytes.
 const MAX_HELD: usize = 20 << 20;
 
 thread_local! {
     static READ: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A clock on which each turn takes 20 µs.
+/// A clock that is 20 µs later each time it is read.
 fn clock() -> Instant {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     READ.set(READ.get() + 1);
@@ -72,7 +72,7 @@ fn a_packet_is_taken_in_the_iteration_in_which_it_came_whatever_waits_of_another
             server.handle_batch(now);
             let taken = std::iter::from_fn(|| server.poll_tun()).count();
             assert!(taken >= 1, "iteration {number}: the packet waits");
-            assert!(server.poll_timeout().is_some_and(|at| at <= now), "what is left waits for nobody");
+            assert!(server.poll_timeout().is_some_and(|at| at <= now), "the other packets are forgotten");
         });
         let held = heap::held() - before;
         assert!(held < MAX_HELD, "{held} bytes after {number} iterations");

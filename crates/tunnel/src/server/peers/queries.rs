@@ -18,7 +18,7 @@ pub(super) struct Queries {
     left: Vec<Option<(f64, Instant)>>,
 }
 
-/// Those of one user.
+/// The queries of one user.
 pub(in crate::server) struct UserQueries<'a>(&'a mut Option<(f64, Instant)>);
 
 impl Queries {
