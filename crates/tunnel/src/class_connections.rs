@@ -217,10 +217,12 @@ impl ClassConnections {
     }
 
     /// Whether packets of a class reach the server: on its own connection if it is pinned, else on that of
-    /// the default class.
+    /// the default class. An idle connection does not notice that its links are silent; one over the same
+    /// links does, where data moves.
     pub fn reaches_server(&self, class: ClassId) -> bool {
         let own = self.all.iter().find(|connection| connection.id == class && connection.is_pinned);
-        own.unwrap_or(&self.all[0]).client.reaches_server()
+        let own = &own.unwrap_or(&self.all[0]).client;
+        own.reaches_server() && !self.all.iter().any(|other| other.client.found_silence_after(own))
     }
 
     /// See [`Client::poll_udp`]; flows belong to the default class.

@@ -124,8 +124,10 @@ fn tunnels_of_one_link_each_die_with_it_for_the_kernel_and_their_packets_take_th
         uses("sat1");
         let gap = pings.finish().longest_gap(since, since + Duration::from_secs(5));
         println!("{cut}: dead after {dead:?}, alive after {alive:?}, {gap:?} without an answer");
-        // The time of `ip` on a busy machine is part of `dead`, and not of the gap.
-        assert!(gap < Duration::from_secs(1), "{cut}: {dead:?} {gap:?}");
+        // The kernel knows within 0.3 s, also where the connection that carries the pings is that of a class:
+        // its silence is that of the device. The time of `ip` on a busy machine is part of `dead`, and not of
+        // the gap, to which a ping is added.
+        assert!(gap < Duration::from_millis(320), "{cut}: {dead:?} {gap:?}");
         assert!(alive < Duration::from_secs(2), "{cut}: {alive:?}");
     }
     // The last link is no way for the first tunnel.

@@ -13,7 +13,7 @@ use mpvpn_quic::{ConnectionHandle, Event as QuicEvent, HandshakeResult, LostReas
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, target::LIVENESS};
 
 use super::{
-    Client, ClientError,
+    Client, ClientError, Session,
     connector::{Connector, DesiredState},
     in_use,
     links::local_policy,
@@ -162,6 +162,15 @@ impl Client {
     /// Whether another client asks over all links of this one.
     pub(crate) fn may_leave_to(&self, now: Instant, other: &Self) -> bool {
         other.is_asking(now) && self.links.are_among(&other.links)
+    }
+
+    /// Whether no path of this client works over any link of another client, which heard the server earlier
+    /// than this one did.
+    pub(crate) fn found_silence_after(&self, other: &Self) -> bool {
+        let is_dead = |session: &Session| session.up && !session.multipath.paths.any_works();
+        self.silence.heard > other.silence.heard
+            && self.session.as_ref().is_some_and(is_dead)
+            && other.links.are_among(&self.links)
     }
 
     /// Leaves questions to other clients of the same server: all if `shared`, else those on dead paths over
