@@ -470,7 +470,10 @@ impl Liveness {
                 "a packet arrived on a dead path"
             );
         }
-        self.silences.note(now, apart);
+        // How long the path was dead says nothing about how long it is silent while it works.
+        if self.is_alive() {
+            self.silences.note(now, apart);
+        }
         self.restart_silence(now);
         self.last_arrival = self.last_arrival.max(now);
     }

@@ -1,4 +1,4 @@
-//! The longest silence of the last seconds on a path.
+//! The longest silence of the last seconds on a path that works.
 //!
 //! In: how long it was silent before each arrival. Out: the longest of these silences, of one to two seconds.
 //! Always holds: before a second has passed nothing is known.

@@ -490,6 +490,23 @@ fn silence_is_reported_a_heartbeat_before_it_means_death_and_denied_at_the_next_
 }
 
 #[test]
+fn a_path_that_was_dead_a_moment_ago_is_reported_as_soon_as_any() {
+    for since_return in [200, 500, 800, 1200] {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(3), true);
+        pair.open = [false; 2];
+        pair.run(Duration::from_secs(1), true);
+        pair.open = [true; 2];
+        pair.run(since_return * MS, true);
+        let end = &pair.ends[0];
+        assert!(end.is_alive(), "{since_return}");
+        let reported =
+            (1..500).map(|ms| ms * MS).find(|silence| !end.is_heard(end.last_received() + *silence));
+        assert!(reported.is_some_and(|silence| silence <= 52 * MS), "{since_return}: {reported:?}");
+    }
+}
+
+#[test]
 fn the_only_path_is_not_reported_before_it_is_dead() {
     let mut pair = Pair::only();
     pair.run(Duration::from_secs(3), true);
