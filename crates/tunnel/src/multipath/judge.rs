@@ -59,8 +59,10 @@ impl MultipathConnection {
         let (role, reporting) = (self.role, self.heartbeats.reporting(&self.paths));
         let silences = self.silent_links();
         let mut candidates = Vec::with_capacity(self.paths.len());
+        let working = self.paths.values().filter(|path| path.works()).count();
         for (id, path) in self.paths.iter_mut() {
-            path.is_unheard = is_unheard(path, id, reporting, &silences, connection);
+            let has_other = working > usize::from(path.works());
+            path.is_unheard = is_unheard(path, id, reporting.beside(has_other), &silences, connection);
             let link = path.uplink();
             let inside_tcp = path.is_inside_tcp();
             if let Some(settings) = path.policy.apply(now, self.shared_links.as_ref(), link, inside_tcp) {

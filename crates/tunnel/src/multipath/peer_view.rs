@@ -20,6 +20,18 @@ pub(super) enum Reporting {
     Never,
 }
 
+impl Reporting {
+    /// The same for a path, if another one works or none does. With this one there would be several that
+    /// work, and the peer, which reports at once what changes, knows better than one acknowledged packet
+    /// says whether it hears enough there.
+    pub(super) fn beside(self, another_works: bool) -> Self {
+        match self {
+            Self::Seldom if another_works => Self::Often,
+            other => other,
+        }
+    }
+}
+
 /// The peer's view of one path.
 #[derive(Debug, Default)]
 pub(super) struct PeerView {
@@ -116,6 +128,15 @@ mod tests {
         assert!(view.is_unheard(Reporting::Seldom, || Some(start - MS)), "sent before the report arrived");
         assert!(!view.is_unheard(Reporting::Seldom, || Some(start + MS)));
         assert!(view.is_unheard(Reporting::Often, || Some(start + MS)), "other reports will follow");
+    }
+
+    #[test]
+    fn beside_a_path_that_works_the_report_counts_whatever_is_acknowledged() {
+        let (mut view, start) = (PeerView::default(), Instant::now());
+        view.on_report(start, Some(&entry(Reception::Silent, false)), false);
+        let is_unheard =
+            |another_works| view.is_unheard(Reporting::Seldom.beside(another_works), || Some(start + MS));
+        assert_eq!([true, false].map(is_unheard), [true, false]);
     }
 
     #[test]
