@@ -193,7 +193,10 @@ fn replies_to_connections_from_outside_have_a_table_for_each_link() {
             assert!(squeezed(&shown).contains(words), "{words} in\n{shown}");
         }
 
-        // A link whose routes vanish gets them back, and one that comes later gets a table too.
+        // A link whose routes vanish gets them back, and one that comes later gets a table too. The rules for
+        // both are replaced only when a new one comes.
+        run("nft", "add chain inet mpvpn_t0_inbound kept");
+        let is_kept = || run("nft", "list table inet mpvpn_t0_inbound").contains("chain kept");
         ip("link set eth1 down");
         net.update(&mut undo, &["t0"]).unwrap();
         assert_ne!(outgoing_interface("203.0.113.1", marks[1]), eth1);
@@ -201,6 +204,14 @@ fn replies_to_connections_from_outside_have_a_table_for_each_link() {
         ip("route add default via 198.51.100.1 dev eth1 metric 200");
         net.update(&mut undo, &["t0"]).unwrap();
         assert_eq!(outgoing_interface("203.0.113.1", marks[1]), eth1);
+        assert!(is_kept());
+        ip("link add eth2 type veth peer name far2");
+        ip("address add 203.0.113.7/24 dev eth2");
+        ip("link set far2 up");
+        ip("link set eth2 up");
+        ip("route add default via 203.0.113.1 dev eth2 metric 300");
+        net.update(&mut undo, &["t0"]).unwrap();
+        assert!(!is_kept() && run("nft", "list table inet mpvpn_t0_inbound").contains("eth2"));
         drop(undo);
         assert_eq!((ip("rule"), run("nft", "list ruleset")), (before.0, before.2));
         folder.assert_empty();
