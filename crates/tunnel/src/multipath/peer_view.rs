@@ -21,9 +21,9 @@ pub(super) enum Reporting {
 }
 
 impl Reporting {
-    /// The same for a path, if another one works or none does. With this one there would be several that
-    /// work, and the peer, which reports at once what changes, knows better than one acknowledged packet
-    /// says whether it hears enough there.
+    /// How the peer tells it of a path beside which another one works, or none. Where another one does, both
+    /// would work if this one did, and the peer, which reports at once what changes, knows better than one
+    /// acknowledged packet whether it hears enough there.
     pub(super) fn beside(self, another_works: bool) -> Self {
         match self {
             Self::Seldom if another_works => Self::Often,
