@@ -56,13 +56,13 @@ impl MultipathConnection {
 
     /// Decides by the tiers of the links which paths are used. `measuring`: a measurement is due.
     fn choose_placements(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
-        let (role, reporting) = (self.role, self.heartbeats.reporting(&self.paths));
+        let role = self.role;
+        // Of a path that works the last report says nothing bad, so that it makes no difference there.
+        let reporting = self.heartbeats.reporting(&self.paths).beside(self.paths.any_works());
         let silences = self.silent_links();
         let mut candidates = Vec::with_capacity(self.paths.len());
-        let working = self.paths.values().filter(|path| path.works()).count();
         for (id, path) in self.paths.iter_mut() {
-            let has_other = working > usize::from(path.works());
-            path.is_unheard = is_unheard(path, id, reporting.beside(has_other), &silences, connection);
+            path.is_unheard = is_unheard(path, id, reporting, &silences, connection);
             let link = path.uplink();
             let inside_tcp = path.is_inside_tcp();
             if let Some(settings) = path.policy.apply(now, self.shared_links.as_ref(), link, inside_tcp) {
