@@ -54,23 +54,28 @@ impl Pacer {
         (self.batching, self.saving) = (batching, self.saving && batching);
     }
 
-    /// Sets the rate (bytes/s; `None` for no limit) and lets the tokens grow up to `now`.
-    pub fn refill(&mut self, now: Instant, rate: Option<u64>, mtu: u16) {
+    /// Sets the rate (bytes/s; `None` for no limit) and lets the tokens grow up to `now`. Returns whether
+    /// more has grown than a late wake-up may catch up on.
+    pub fn refill(&mut self, now: Instant, rate: Option<u64>, mtu: u16) -> bool {
         self.mtu = u64::from(mtu);
         let elapsed = now.saturating_duration_since(self.last);
         self.rate = rate;
         let Some(rate) = rate else {
             self.last = now;
-            return;
+            return false;
         };
         let grown = bytes_of(rate, elapsed);
         // Time too short for one byte is kept for the next call, so that frequent calls do not starve a slow
         // path.
-        if grown > 0 || self.tokens >= self.capacity(rate) {
-            self.last = now;
-            self.tokens = self.tokens.saturating_add_unsigned(grown).min(self.capacity(rate));
-            self.saving &= self.tokens < self.batch_bytes(rate);
+        let capacity = self.capacity(rate);
+        if grown == 0 && self.tokens < capacity {
+            return false;
         }
+        self.last = now;
+        let tokens = self.tokens.saturating_add_unsigned(grown);
+        self.tokens = tokens.min(capacity);
+        self.saving &= self.tokens < self.batch_bytes(rate);
+        tokens > capacity
     }
 
     fn capacity(&self, rate: u64) -> i64 {

@@ -79,6 +79,8 @@ pub(crate) struct GateState {
     base_rtt: AtomicU64,
     /// How long after their arrival packets are answered, smoothed.
     answer_delay: AtomicU64,
+    /// When less left than the rate allows, as this process was late; 0 once a later packet is acknowledged.
+    late_at: AtomicU64,
     /// The shortest round trip since [`Self::take_least_rtt`].
     least_rtt: AtomicU64,
     /// Bytes and packets that were sent and are acknowledged by the peer, and those that were acknowledged.
@@ -127,6 +129,7 @@ impl GateState {
             jitter: AtomicU64::new(0),
             base_rtt: AtomicU64::new(0),
             answer_delay: AtomicU64::new(0),
+            late_at: AtomicU64::new(0),
             least_rtt: AtomicU64::new(u64::MAX),
             sent: Default::default(),
             acked: Default::default(),
@@ -264,6 +267,21 @@ impl GateState {
     /// Packets were answered so long after they arrived, as this process had other work.
     pub(crate) fn on_answered(&self, late: Duration) {
         self.answer_delay.store((self.answer_delay.load(Relaxed) * 7 + nanos(late)) / 8, Relaxed);
+    }
+
+    /// Less has left than the rate allows, as this process was late.
+    pub(crate) fn on_late(&self, now: Instant) {
+        self.late_at.store(nanos(now.saturating_duration_since(self.origin)), Relaxed);
+    }
+
+    /// Whether a packet that was acknowledged is the first that was `sent` after this process was late.
+    fn take_late(&self, sent: Instant) -> bool {
+        let late_at = self.late_at.load(Relaxed);
+        let is_first = late_at > 0 && nanos(sent.saturating_duration_since(self.origin)) >= late_at;
+        if is_first {
+            self.late_at.store(0, Relaxed);
+        }
+        is_first
     }
 
     /// Variation of the round-trip time.
@@ -470,13 +488,14 @@ impl Controller for Gate {
         self.random.on_outcome(pn, false);
         self.shared.add_rtt_sample(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
+        let was_late = self.shared.take_late(sent);
         let sample = now.saturating_duration_since(sent);
         self.acks.add(&self.shared, pn, sample);
         self.decide(|model, random, shared| {
             let before = report::is_logged().then(|| report::Before::of(model));
             let Model { inner, delivery } = model;
-            // A path that is paced below its rate on purpose delivers less.
-            let held_back = matches!(inner, Inner::Bbr(bbr) if bbr.is_draining());
+            // A path that is paced below its rate on purpose, or by a process that was late, delivers less.
+            let held_back = was_late || matches!(inner, Inner::Bbr(bbr) if bbr.is_draining());
             let base = match inner {
                 Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or(sample),
                 Inner::Library(_) => rtt.min(),
@@ -716,6 +735,17 @@ mod tests {
         controller.on_packet_sent(Instant::now(), 1200, 1);
         assert_eq!(controller.window(), 0);
         assert_eq!(shared.in_flight(), 2400);
+    }
+
+    #[test]
+    fn only_the_first_packet_after_this_process_was_late_says_so() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let shared = GateState::new(start);
+        assert!(!shared.take_late(at(5)));
+        shared.on_late(at(10));
+        assert!(!shared.take_late(at(9)), "sent before");
+        assert!(shared.take_late(at(10)) && !shared.take_late(at(11)));
     }
 
     #[test]

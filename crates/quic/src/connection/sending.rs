@@ -109,7 +109,11 @@ impl Connection {
             mtu,
             batching: path.gate.inside_tcp.load(Relaxed),
         };
-        path.limits.budget(now, allowed, cap_budget).saturating_sub(queued)
+        let budget = path.limits.budget(now, allowed, cap_budget);
+        if path.limits.late {
+            self.paths.group(id).for_each(|path| path.gate.on_late(now));
+        }
+        budget.saturating_sub(queued)
     }
 
     /// A path's group as a candidate of the scheduler, with at most `max` bytes of available window.

@@ -51,6 +51,9 @@ pub(crate) struct SendLimits {
     pub(crate) capped: bool,
     /// Whether pacer, cap or shaper limit the path, not the congestion window.
     pub(crate) paced: bool,
+    /// Whether the pacer was asked so late that less can leave than its rate allows: this machine was busy,
+    /// which says nothing about the path.
+    pub(crate) late: bool,
 }
 
 impl SendLimits {
@@ -63,6 +66,7 @@ impl SendLimits {
             backlogged: false,
             capped: false,
             paced: false,
+            late: false,
         }
     }
 
@@ -139,7 +143,8 @@ impl SendLimits {
     /// Bytes that may leave now, if the cap allows `cap_budget`; records which limit applies.
     pub(crate) fn budget(&mut self, now: Instant, allowed: Allowance, cap_budget: Option<u64>) -> u64 {
         self.pacer.set_batching(allowed.batching);
-        self.pacer.refill(now, allowed.pacing_rate, allowed.mtu);
+        let is_cut = self.pacer.refill(now, allowed.pacing_rate, allowed.mtu);
+        self.late = is_cut && self.paced && self.backlogged && !self.capped;
         let budget = self.pacer.budget();
         self.capped = cap_budget.is_some_and(|left| left < budget.min(allowed.window));
         let budget = budget.min(cap_budget.unwrap_or(u64::MAX));
@@ -153,7 +158,7 @@ impl SendLimits {
         self.backlogged = backlogged;
         self.paced &= backlogged;
         if let Some(cap) = &mut self.cap {
-            cap.record_backlog(backlogged, backlogged && capped);
+            cap.record_backlog(backlogged && !self.late, backlogged && capped);
         }
     }
 
@@ -195,6 +200,21 @@ mod tests {
         assert!(limits.wake_at(start).is_some_and(|at| at > start && at < start + 5 * MS));
         limits.set_backlogged(false, false);
         assert!(!limits.paced, "nothing waits");
+    }
+
+    #[test]
+    fn a_wake_up_that_is_too_late_to_catch_up_is_known() {
+        let start = Instant::now();
+        let mut limits = SendLimits::new(start);
+        let mut ask = |ms: u32, waits| {
+            limits.budget(start + ms * MS, allowed(1 << 20, Some(10_000_000)), None);
+            limits.pacer.spend(limits.pacer.budget());
+            limits.set_backlogged(waits, false);
+            limits.late
+        };
+        assert_eq!([ask(1, true), ask(2, true), ask(6, true)], [false; 3], "5 ms are caught up on");
+        assert!(ask(12, true), "6 ms are not");
+        assert_eq!([ask(13, false), ask(33, true), ask(34, true)], [false; 3], "nothing waited");
     }
 
     #[test]
