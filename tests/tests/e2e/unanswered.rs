@@ -21,8 +21,8 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 const NOTICED: Duration = Duration::from_secs(30);
 /// When the figures of the beginning end.
 const FIRST: Duration = Duration::from_secs(60);
-/// When the later figures end: four of the longest pauses on a metered link.
-const LAST: Duration = Duration::from_secs(540);
+/// When the later figures end: three of the longest pauses on a metered link.
+const LAST: Duration = Duration::from_secs(510);
 /// Bars for each link after a minute (kbit/s): an unmetered and a metered one.
 const BARS: [f64; 2] = [1.0, 0.2];
 /// The same for a link that works beside one that does not, without the packets of apps.

@@ -100,7 +100,7 @@ mod tests {
         assert!(!silence.is_long(at(9)) && silence.is_long(at(10)));
         assert_eq!(pause(&silence, at(16), false), Duration::from_secs(12));
         assert_eq!(pause(&silence, at(100), false), Duration::from_secs(300));
-        assert_eq!(pause(&silence, at(100), true), Duration::from_secs(1440));
+        assert_eq!(pause(&silence, at(100), true), Duration::from_secs(1800));
         assert_eq!(silence.handshake_limit(at(9), None), HANDSHAKE_TIMEOUT);
         assert_eq!(silence.handshake_limit(at(100), None), FIRST_ANSWER_TIMEOUT);
         assert_eq!(silence.handshake_limit(at(100), Some(at(99))), HANDSHAKE_TIMEOUT);
