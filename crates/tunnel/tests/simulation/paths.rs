@@ -226,6 +226,8 @@ scenarios! {
     #[ignore = "long: ./dev test all plays it"] lte_geo
     #[ignore = "long: ./dev test all plays it"] wifi_lte
     #[ignore = "long: ./dev test all plays it"] lte_leo
-    two_10 equal jitter asym_jitter lossy
+    #[ignore = "long: ./dev test all plays it"] equal
+    #[ignore = "long: ./dev test all plays it"] lossy
+    two_10 jitter asym_jitter
     cut_carrier cut_silent redundant_cut random_cuts
 }
