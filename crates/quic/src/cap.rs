@@ -132,6 +132,11 @@ impl Cap {
         }
     }
 
+    /// Less has left than could, as this process was late, so the sample says nothing about the link.
+    pub(crate) fn on_late(&mut self) {
+        self.always_backlogged = false;
+    }
+
     /// Tells the shaper whether the class has more data than it may send.
     pub(crate) fn set_backlogged(&self, wanting: bool) {
         self.handle.shaper().set_backlogged(self.read, self.handle.class(), wanting);

@@ -145,6 +145,9 @@ impl SendLimits {
         self.pacer.set_batching(allowed.batching);
         let is_cut = self.pacer.refill(now, allowed.pacing_rate, allowed.mtu);
         self.late = is_cut && self.paced && self.backlogged && !self.capped;
+        if let Some(cap) = self.cap.as_mut().filter(|_| self.late) {
+            cap.on_late();
+        }
         let budget = self.pacer.budget();
         self.capped = cap_budget.is_some_and(|left| left < budget.min(allowed.window));
         let budget = budget.min(cap_budget.unwrap_or(u64::MAX));
@@ -158,7 +161,7 @@ impl SendLimits {
         self.backlogged = backlogged;
         self.paced &= backlogged;
         if let Some(cap) = &mut self.cap {
-            cap.record_backlog(backlogged && !self.late, backlogged && capped);
+            cap.record_backlog(backlogged, backlogged && capped);
         }
     }
 
