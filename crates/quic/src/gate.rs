@@ -271,6 +271,7 @@ impl GateState {
 
     /// Less has left than the rate allows, as this process was late.
     pub(crate) fn on_late(&self, now: Instant) {
+        report::late(self);
         self.late_at.store(nanos(now.saturating_duration_since(self.origin)), Relaxed);
     }
 

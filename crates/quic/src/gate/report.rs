@@ -143,6 +143,15 @@ pub(super) fn rate_raised(shared: &GateState, from: u64, least: u64) {
     );
 }
 
+/// Logs that less has left than the rate allows, so the rate does not fall for what is delivered next.
+pub(super) fn late(shared: &GateState) {
+    let PathLabel { connection, path } = shared.label();
+    trace!(
+        target: CONGESTION, connection = connection.0, path = path.0, pacing_rate = shared.pacing_rate(),
+        reason = "this process was later than the pacer may catch up on", "sent less than the rate"
+    );
+}
+
 /// Logs losses, and whether the controller counted them as congestion.
 pub(super) fn losses(shared: &GateState, lost: u64, from: u64, persistent: bool, ecn: bool, outcome: &str) {
     let PathLabel { connection, path } = shared.label();
