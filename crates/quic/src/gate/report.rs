@@ -143,7 +143,7 @@ pub(super) fn rate_raised(shared: &GateState, from: u64, least: u64) {
     );
 }
 
-/// Logs that less has left than the rate allows, so the rate does not fall for what is delivered next.
+/// Logs that this end sent less than its rate allows. The rate does not fall when less arrives then.
 pub(super) fn late(shared: &GateState) {
     let PathLabel { connection, path } = shared.label();
     trace!(

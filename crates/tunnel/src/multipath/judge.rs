@@ -57,7 +57,7 @@ impl MultipathConnection {
     /// Decides by the tiers of the links which paths are used. `measuring`: a measurement is due.
     fn choose_placements(&mut self, now: Instant, connection: &mut Connection, measuring: bool) {
         let role = self.role;
-        // Of a path that works the last report says nothing bad, so that it makes no difference there.
+        // A path that works has no bad report, so reports make no difference to it.
         let reporting = self.heartbeats.reporting(&self.paths).beside(self.paths.any_works());
         let silences = self.silent_links();
         let mut candidates = Vec::with_capacity(self.paths.len());

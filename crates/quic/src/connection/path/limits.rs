@@ -145,7 +145,9 @@ impl SendLimits {
         self.pacer.set_batching(allowed.batching);
         let is_cut = self.pacer.refill(now, allowed.pacing_rate, allowed.mtu);
         self.late = is_cut && self.paced && self.backlogged && !self.capped;
-        if let Some(cap) = self.cap.as_mut().filter(|_| self.late) {
+        if self.late
+            && let Some(cap) = &mut self.cap
+        {
             cap.on_late();
         }
         let budget = self.pacer.budget();
