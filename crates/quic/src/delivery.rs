@@ -97,7 +97,7 @@ pub(crate) struct Acked {
     pub(crate) random_loss: f64,
     /// The base round-trip time of the path.
     pub(crate) base: Duration,
-    /// Whether no more data waited, or less was sent on purpose.
+    /// Whether no more data waited, less was sent on purpose, or this process was late.
     pub(crate) idle: bool,
     /// The share of the rate that was sent on purpose (0 to 1).
     pub(crate) paced: f64,
