@@ -156,7 +156,7 @@ struct ListedEvent {
 impl From<Entry> for ListedEvent {
     fn from(entry: Entry) -> Self {
         let since = entry.last.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let level = entry.event.level_name();
+        let level = entry.sentence.event.level_name();
         Self { entry, time_ms: since.as_millis() as u64, level }
     }
 }

@@ -240,7 +240,7 @@ mod tests {
             let log = SharedEventLog::default();
             receiver.fill(log.clone()).await;
             let kept: Vec<Event> =
-                log.lock().after(0, usize::MAX).iter().map(|entry| entry.event.clone()).collect();
+                log.lock().after(0, usize::MAX).iter().map(|entry| entry.sentence.event.clone()).collect();
             assert!(kept.contains(&Event::EventsDropped { count: 7 }), "{kept:?}");
         });
     }

@@ -7,6 +7,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -18,7 +19,7 @@ use super::{
     outages::{Outages, Verdict},
 };
 
-/// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at most.
+/// Entries kept of each kind. At about 300 bytes each, all twelve kinds together take 3.6 MB at most.
 pub const MAX_ENTRIES_PER_KIND: usize = 1000;
 /// Entries of its kind with which a new event is compared. A flapping link makes about four events each time,
 /// so with fewer the events of several links would not be merged; with more, a rare event would be listed at
@@ -50,11 +51,36 @@ pub struct Entry {
     /// Whether it follows from an event that is listed: people see it only if they ask for details.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub detail: bool,
-    /// The event, with the figures of the last time.
+    /// The event, and its sentence.
     #[serde(flatten)]
+    pub sentence: Sentence,
+}
+
+/// An event with the end of its sentence. The sentence is made when someone reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sentence {
+    /// The event, with the figures of the last time.
     pub event: Event,
-    /// The event as a sentence.
-    pub text: String,
+    /// The outage that it ended, and how long that lasted; empty if it ended none.
+    end: Box<str>,
+}
+
+impl fmt::Display for Sentence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.event, self.end)
+    }
+}
+
+impl Serialize for Sentence {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct WithText<'a> {
+            #[serde(flatten)]
+            event: &'a Event,
+            text: String,
+        }
+        WithText { event: &self.event, text: self.to_string() }.serialize(serializer)
+    }
 }
 
 /// An [`Entry`] as other programs read it. A newer process may report kinds and fields that are unknown here.
@@ -110,15 +136,17 @@ impl EventLog {
         let Verdict { is_detail, demoted, suffix } = self.outages.judge(at, &event);
         for event in demoted {
             let mut known = self.rings[event.kind() as usize].iter_mut().rev();
-            known.find(|entry| entry.event == event).into_iter().for_each(|entry| entry.detail = true);
+            known
+                .find(|entry| entry.sentence.event == event)
+                .into_iter()
+                .for_each(|entry| entry.detail = true);
         }
         self.last += 1;
         let ring = &mut self.rings[event.kind() as usize];
-        let text = format!("{event}{suffix}");
         let earlier = ring.len().saturating_sub(MERGE_CANDIDATES)..ring.len();
         let is_soon = |entry: &Entry| at.duration_since(entry.last).unwrap_or_default() <= MERGE_WINDOW;
-        let same =
-            earlier.rev().find(|place| is_soon(&ring[*place]) && event.is_repetition_of(&ring[*place].event));
+        let is_same = |entry: &Entry| is_soon(entry) && event.is_repetition_of(&entry.sentence.event);
+        let same = earlier.rev().find(|place| is_same(&ring[*place]));
         let before = same.and_then(|place| ring.remove(place));
         if ring.len() >= MAX_ENTRIES_PER_KIND
             && let Some(oldest) = ring.pop_front()
@@ -132,8 +160,7 @@ impl EventLog {
             last: at,
             count: before.map_or(1, |before| before.count + 1),
             detail: is_detail,
-            event,
-            text,
+            sentence: Sentence { event, end: suffix.into() },
         });
     }
 

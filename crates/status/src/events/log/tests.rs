@@ -45,7 +45,7 @@ fn a_repeated_event_is_merged_with_its_first_and_last_time_and_its_last_figures(
     log.record(at(100), failed(88, 0));
     assert_eq!(times(&log), [(5, 5, 1), (0, 100, 3)]);
     let last = log.after(0, usize::MAX).pop().unwrap();
-    assert_eq!((&last.event, last.number), (&failed(88, 0), 4));
+    assert_eq!((&last.sentence.event, last.number), (&failed(88, 0), 4));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn events_of_a_server_name_the_client() {
     let (before_bps, bps) = (Some(20_000_000), 12_300_000);
     log.record(at(0), Event::CapacityChanged { client: None, link: "eth0".into(), before_bps, bps, reason });
     let all = log.after(0, usize::MAX);
-    let texts: Vec<&str> = all.iter().map(|entry| entry.text.as_str()).collect();
+    let texts: Vec<String> = all.iter().map(|entry| entry.sentence.to_string()).collect();
     assert_eq!(
         texts,
         [

@@ -52,7 +52,7 @@ fn main_events(events: Vec<(u64, Event)>) -> (Vec<String>, usize) {
     }
     let all = log.after(0, usize::MAX);
     assert_eq!(all.len(), count, "each event is listed");
-    let main = all.iter().filter(|entry| !entry.detail).map(|entry| entry.text.clone());
+    let main = all.iter().filter(|entry| !entry.detail).map(|entry| entry.sentence.to_string());
     let main: Vec<String> = main.collect();
     let details = count - main.len();
     (main, details)
