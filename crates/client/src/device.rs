@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_error::RunError;
 use mpvpn_os::{
-    PacketFd, Tun,
+    OsError, PacketFd, Tun,
     poll::{FIRST_CLASS_TUN_TOKEN, Interest, PollWaker, Poller, TUN_TOKEN},
     tun::READ_BUFFER_LEN,
 };
@@ -91,7 +91,7 @@ impl Devices {
     ///
     /// # Errors
     /// If the kernel does not know how.
-    pub(super) fn set_carriers(&self, carriers: &[bool]) -> io::Result<()> {
+    pub(super) fn set_carriers(&self, carriers: &[bool]) -> Result<(), OsError> {
         let main = match &self.main {
             Device::Tun(tun) => Some(tun),
             _ => None,

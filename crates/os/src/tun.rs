@@ -181,14 +181,16 @@ impl Tun {
         Ok(())
     }
 
-    /// Sets whether the device has a carrier (TUNSETCARRIER).
+    /// Sets whether the device has a carrier (TUNSETCARRIER), for the next packet already.
     ///
     /// # Errors
     /// If the kernel is older than 4.20.
-    pub fn set_carrier(&self, has_carrier: bool) -> io::Result<()> {
+    pub fn set_carrier(&self, has_carrier: bool) -> Result<(), OsError> {
         let on = libc::c_int::from(has_carrier);
         // SAFETY: TUNSETCARRIER reads one int, which outlives the call.
-        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETCARRIER as _, &raw const on) })
+        let code = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETCARRIER as _, &raw const on) };
+        check(code).map_err(|e| OsError::kernel("set the carrier of", &self.name, e))?;
+        Netlink::open()?.set_oper_state(self.index, has_carrier)
     }
 
     /// The device's name at the time it was opened.

@@ -21,7 +21,7 @@ pub use monitor::{Event, Monitor};
 use neighbour::removal_of_unresolved;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage as Request,
-    link::{LinkAttribute, LinkFlags},
+    link::{LinkAttribute, LinkFlags, State},
 };
 pub use route::{MAIN_TABLE, Route, RouteKind};
 pub use rule::{Family, Rule};
@@ -90,6 +90,15 @@ impl Netlink {
         let object = format!("{mtu} of interface {index}");
         let request = link::set_request(index, LinkFlags::empty(), vec![LinkAttribute::Mtu(mtu)]);
         self.socket.change(Change::Set, "set the MTU", object, request)
+    }
+
+    /// Sets the operational state (RFC 2863) of an interface that has got or lost its carrier. The kernel
+    /// acts on that at once: routes become `linkdown`, and programs hear of it. By itself it does so at most
+    /// once a second, for all interfaces of the machine together.
+    pub(crate) fn set_oper_state(&mut self, index: u32, has_carrier: bool) -> Result<(), OsError> {
+        let state = if has_carrier { State::Up } else { State::Dormant };
+        let request = link::set_request(index, LinkFlags::empty(), vec![LinkAttribute::OperState(state)]);
+        self.socket.change(Change::Set, "set the state of interface", index, request)
     }
 
     /// Removes a virtual interface.

@@ -11,6 +11,7 @@ use crate::common::{assert_becomes, in_namespace, ip};
 use mpvpn_os::{
     OsError, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
+    sysctl,
     tun::{Offload, READ_BUFFER_LEN, VNET_HEADER_LEN},
     udp::Outgoing,
 };
@@ -146,6 +147,30 @@ fn tcp_runs_over_two_devices_in_packets_of_64_kib() {
         sender.join().unwrap();
         assert!(far.join().unwrap().unwrap() == sent, "the bytes arrived changed");
         assert!(largest > 60_000, "the largest packet had only {largest} bytes");
+    });
+}
+
+/// The kernel by itself acts on carriers at most once a second (linkwatch, which all namespaces share), and
+/// sends packets into a device without one until then.
+#[test]
+fn packets_take_the_next_route_at_once_when_a_device_loses_its_carrier() {
+    in_namespace(|| {
+        let devices = [tun("t0", "10.9.0.1/32"), tun("t1", "10.9.1.1/32")];
+        for (name, metric) in [("t0", 10), ("t1", 20)] {
+            ip(&format!("address add 2001:db8:9::{metric}/128 dev {name} nodad"));
+            for (family, network) in [("ipv4", "198.51.100.0/24"), ("ipv6", "2001:db8:51::/48")] {
+                let key = sysctl::interface_key(family, name, "ignore_routes_with_linkdown");
+                sysctl::write(&key, "1").unwrap();
+                ip(&format!("route add {network} dev {name} metric {metric}"));
+            }
+        }
+        for (carrier, device) in [(false, "t1"), (true, "t0"), (false, "t1"), (true, "t0")] {
+            devices[0].set_carrier(carrier).unwrap();
+            for to in ["198.51.100.1", "2001:db8:51::1"] {
+                let route = ip(&format!("route get {to}"));
+                assert!(route.contains(device), "a carrier of t0: {carrier}: {route}");
+            }
+        }
     });
 }
 
