@@ -35,6 +35,7 @@ pub(crate) enum LabCommand {
 
 const UP_HELP: &str = "\
 Links: RATE,DELAY and settings: jitter=3ms loss=1% queue=60ms mtu=1400 count=ip|ethernet
+  burst=8 (packets lost in a row) discipline=tail_drop|codel|fq_codel|policer (of the queue)
   session_rate=80mbit (limits each UDP 5-tuple) port_loss=40001:30% (of UDP from or to a port);
   a setting of one direction: loss.up=1% delay.down=30ms up=20mbit down=100mbit;
   `unlimited` is a plain veth pair. Delays are one-way. Up is from the client to the server.

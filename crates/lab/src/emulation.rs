@@ -1,7 +1,7 @@
 //! One direction of an emulated link, without clock or socket.
 //!
 //! ```text
-//! push ─▶ size limit ─▶ loss of its port ─▶ rate of its UDP flow ─▶ queue, tail drop ─▶ rate ─▶ random loss
+//! push ─▶ size limit ─▶ loss of its port ─▶ rate of its UDP flow ─▶ queue or policer ─▶ rate ─▶ random loss
 //! ─▶ delay ± jitter ─▶ pop
 //! ```
 //!
@@ -16,6 +16,7 @@ use std::{
 };
 
 use crate::{
+    queue::{Discipline, Queue, Waiting},
     shaper::{FlowShaper, Packet, UdpFlow},
     spec::{ByteCount, ChannelParams},
 };
@@ -69,12 +70,6 @@ enum State {
     Cut,
 }
 
-/// A packet in the queue in front of the bottleneck.
-struct QueuedPacket<T> {
-    ip_bytes: u32,
-    item: T,
-}
-
 /// A packet behind the bottleneck.
 struct InFlightPacket<T> {
     /// When it is delivered.
@@ -91,12 +86,15 @@ pub struct Channel<T> {
     rng: Rng,
     /// Packets that the rate of their UDP flow holds back.
     shaper: FlowShaper<T>,
-    /// Packets in front of the bottleneck; the first of them is being transmitted.
-    queue: VecDeque<QueuedPacket<T>>,
-    /// Bytes in `queue`, with the overhead that the rate counts.
-    queued_bytes: u64,
-    /// When the transmission of the first packet of `queue` ends.
-    head_departs: Instant,
+    /// The packet that is being transmitted, and when that ends.
+    transmitting: Option<Waiting<T>>,
+    transmitted_at: Instant,
+    /// Packets in front of the bottleneck.
+    queue: Queue<T>,
+    /// Bytes that a policer lets pass now, and since when.
+    tokens: (u64, Instant),
+    /// Whether random loss is in a burst.
+    is_in_burst: bool,
     /// Packets behind the bottleneck, in the order of their delivery.
     in_flight: VecDeque<InFlightPacket<T>>,
     last_release: Instant,
@@ -109,15 +107,18 @@ pub struct Channel<T> {
 impl<T> Channel<T> {
     /// An empty direction at `now`. `seed` determines its random draws.
     pub fn new(params: ChannelParams, count: ByteCount, seed: u64, now: Instant) -> Self {
+        let queue = Queue::new(params.discipline);
         Self {
             params,
             overhead: count.overhead(),
             state: State::Up,
             rng: Rng(seed),
             shaper: FlowShaper::new(),
-            queue: VecDeque::new(),
-            queued_bytes: 0,
-            head_departs: now,
+            transmitting: None,
+            transmitted_at: now,
+            queue,
+            tokens: (u64::MAX, now),
+            is_in_burst: false,
             in_flight: VecDeque::new(),
             last_release: now,
             discarded: Vec::new(),
@@ -141,7 +142,7 @@ impl<T> Channel<T> {
             return self.drop_packet(verdict, item);
         }
         let Some((flow, rate)) = flow.zip(self.params.session_rate) else {
-            return self.enqueue(now, ip_bytes, item);
+            return self.enqueue(now, flow, ip_bytes, item);
         };
         let counted_bytes = ip_bytes + self.overhead;
         if !self.shaper.fits(&flow, rate, self.params.queue, counted_bytes) {
@@ -166,20 +167,36 @@ impl<T> Channel<T> {
     }
 
     /// A packet arrives at the bottleneck's queue at the time `at`, to which the state has been advanced.
-    fn enqueue(&mut self, at: Instant, ip_bytes: u32, item: T) -> Verdict {
-        let wanted = self.queued_bytes + u64::from(ip_bytes + self.overhead);
-        if let Some(rate) = self.params.rate
-            && !self.queue.is_empty()
-            && wanted > rate.bytes_in(self.params.queue)
-        {
-            return self.drop_packet(Verdict::QueueFull, item);
+    fn enqueue(&mut self, at: Instant, flow: Option<UdpFlow>, ip_bytes: u32, item: T) -> Verdict {
+        let counted_bytes = ip_bytes + self.overhead;
+        let most = self.params.rate.map_or(u64::MAX, |rate| rate.bytes_in(self.params.queue));
+        if self.params.discipline == Discipline::Policer {
+            let earned = self.params.rate.map_or(u64::MAX, |rate| rate.bytes_in(at - self.tokens.1));
+            self.tokens = (self.tokens.0.saturating_add(earned).min(most.max(counted_bytes.into())), at);
+            let Some(left) = self.tokens.0.checked_sub(counted_bytes.into()) else {
+                return self.drop_packet(Verdict::QueueFull, item);
+            };
+            self.tokens.0 = left;
+            self.depart(at, ip_bytes, item);
+            return Verdict::Accepted;
         }
-        if self.queue.is_empty() {
-            self.head_departs = self.head_departs.max(at) + self.transmission_time(ip_bytes);
-        }
-        self.queued_bytes = wanted;
-        self.queue.push_back(QueuedPacket { ip_bytes, item });
-        Verdict::Accepted
+        let packet = Waiting { ip_bytes, counted_bytes, arrived: at, flow, item };
+        let Some(first) = &self.transmitting else {
+            self.transmitted_at = self.transmitted_at.max(at) + self.transmission_time(counted_bytes);
+            self.transmitting = Some(packet);
+            return Verdict::Accepted;
+        };
+        let most = most.saturating_sub(first.counted_bytes.into());
+        let mut dropped = Vec::new();
+        let refused = self.queue.push(packet, most, &mut dropped);
+        self.discard(dropped);
+        refused.map_or(Verdict::Accepted, |item| self.drop_packet(Verdict::QueueFull, item))
+    }
+
+    /// Drops packets that the queue had taken.
+    fn discard(&mut self, dropped: Vec<T>) {
+        self.counters.dropped_queue += dropped.len() as u64;
+        self.discarded.extend(dropped);
     }
 
     /// The next packet that is due for delivery by `now`.
@@ -200,7 +217,7 @@ impl<T> Channel<T> {
         if let Some(first) = self.in_flight.front() {
             return Some(first.release);
         }
-        let departure = if self.queue.is_empty() { self.shaper.next()? } else { self.head_departs };
+        let departure = if self.transmitting.is_none() { self.shaper.next()? } else { self.transmitted_at };
         let soonest = departure + self.params.delay.saturating_sub(self.params.jitter);
         Some(soonest.max(self.last_release))
     }
@@ -211,11 +228,12 @@ impl<T> Channel<T> {
         self.advance_to(now);
         let old = self.params.rate;
         change(&mut self.params);
-        if self.params.rate == old || self.queue.is_empty() {
+        self.queue.set_discipline(self.params.discipline);
+        if self.params.rate == old || self.transmitting.is_none() {
             return;
         }
-        let left = self.head_departs.saturating_duration_since(now);
-        self.head_departs = match (old, self.params.rate) {
+        let left = self.transmitted_at.saturating_duration_since(now);
+        self.transmitted_at = match (old, self.params.rate) {
             (Some(old), Some(new)) => now + new.time_for(old.bytes_in(left)),
             _ => now,
         };
@@ -231,12 +249,12 @@ impl<T> Channel<T> {
     pub fn cut(&mut self, now: Instant) {
         self.advance_to(now);
         self.state = State::Cut;
-        self.counters.dropped_down += (self.shaper.len() + self.queue.len() + self.in_flight.len()) as u64;
+        self.counters.dropped_down += self.packets() as u64;
         self.discarded.extend(self.shaper.clear());
-        self.discarded.extend(self.queue.drain(..).map(|waiting| waiting.item));
+        self.discarded.extend(self.transmitting.take().map(|packet| packet.item));
+        self.discarded.extend(self.queue.clear());
         self.discarded.extend(self.in_flight.drain(..).map(|in_flight| in_flight.item));
-        self.queued_bytes = 0;
-        self.head_departs = now;
+        self.transmitted_at = now;
         self.last_release = now;
     }
 
@@ -272,7 +290,7 @@ impl<T> Channel<T> {
         if self.params.mtu.is_some_and(|mtu| ip_bytes > mtu) {
             return Verdict::TooLarge;
         }
-        if self.shaper.len() + self.queue.len() + self.in_flight.len() >= MAX_PACKETS {
+        if self.packets() >= MAX_PACKETS {
             return Verdict::QueueFull;
         }
         let ports = flow.iter().flat_map(UdpFlow::ports);
@@ -283,37 +301,66 @@ impl<T> Channel<T> {
         Verdict::Accepted
     }
 
+    /// The packets inside.
+    fn packets(&self) -> usize {
+        let waiting = usize::from(self.transmitting.is_some()) + self.queue.len();
+        self.shaper.len() + waiting + self.in_flight.len()
+    }
+
     /// Advances the state to `now`.
     fn advance_to(&mut self, now: Instant) {
         while let Some((at, Packet { ip_bytes, item, .. })) = self.shaper.pop(now, self.params.session_rate) {
             self.depart_until(at);
-            self.enqueue(at, ip_bytes, item);
+            self.enqueue(at, None, ip_bytes, item);
         }
         self.depart_until(now);
     }
 
     /// Moves packets whose transmission has ended by `now` into flight, or drops them by random loss.
     fn depart_until(&mut self, now: Instant) {
-        while self.head_departs <= now {
-            let Some(QueuedPacket { ip_bytes, item }) = self.queue.pop_front() else { return };
-            let departure = self.head_departs;
-            self.queued_bytes -= u64::from(ip_bytes + self.overhead);
-            if let Some(next) = self.queue.front() {
-                self.head_departs = departure + self.transmission_time(next.ip_bytes);
+        while self.transmitted_at <= now {
+            let Some(packet) = self.transmitting.take() else { return };
+            let departure = self.transmitted_at;
+            let mut dropped = Vec::new();
+            self.transmitting = self.queue.pop(departure, &mut dropped);
+            self.discard(dropped);
+            if let Some(next) = &self.transmitting {
+                self.transmitted_at = departure + self.transmission_time(next.counted_bytes);
             }
-            if self.params.loss > 0.0 && self.rng.uniform() < self.params.loss {
-                self.counters.dropped_loss += 1;
-                self.discarded.push(item);
-                continue;
-            }
-            let release = (departure + self.draw_delay()).max(self.last_release);
-            self.last_release = release;
-            self.in_flight.push_back(InFlightPacket { release, ip_bytes, item });
+            self.depart(departure, packet.ip_bytes, packet.item);
         }
     }
 
-    fn transmission_time(&self, ip_bytes: u32) -> Duration {
-        self.params.rate.map_or(Duration::ZERO, |rate| rate.time_for(u64::from(ip_bytes + self.overhead)))
+    /// A packet has passed the bottleneck.
+    fn depart(&mut self, at: Instant, ip_bytes: u32, item: T) {
+        if self.draw_loss() {
+            self.counters.dropped_loss += 1;
+            self.discarded.push(item);
+            return;
+        }
+        let release = (at + self.draw_delay()).max(self.last_release);
+        self.last_release = release;
+        self.in_flight.push_back(InFlightPacket { release, ip_bytes, item });
+    }
+
+    /// Whether the next packet is lost: by itself, or in bursts of `burst` packets on average (the model of
+    /// Gilbert, "Capacity of a burst-noise channel", 1960, with certain loss in a burst).
+    fn draw_loss(&mut self) -> bool {
+        let ChannelParams { loss, burst, .. } = self.params;
+        if loss <= 0.0 {
+            return false;
+        }
+        let share = match self.is_in_burst {
+            _ if burst <= 1 => loss,
+            true => 1.0 - 1.0 / f64::from(burst),
+            false => loss / (f64::from(burst) * (1.0 - loss).max(f64::EPSILON)),
+        };
+        self.is_in_burst = self.rng.uniform() < share;
+        self.is_in_burst
+    }
+
+    fn transmission_time(&self, counted_bytes: u32) -> Duration {
+        self.params.rate.map_or(Duration::ZERO, |rate| rate.time_for(counted_bytes.into()))
     }
 
     fn draw_delay(&mut self) -> Duration {

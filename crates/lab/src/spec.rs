@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use mpvpn_types::BitRate;
 
-use crate::link::Direction;
+use crate::{link::Direction, queue::Discipline};
 
 /// Longest delay, jitter or queue. It bounds the memory of a link; with a shorter one slow links cannot be
 /// emulated (`docs/design/lab.md`).
@@ -30,8 +30,12 @@ pub struct ChannelParams {
     pub jitter: Duration,
     /// The share of packets that is lost at random behind the bottleneck, 0 to 1.
     pub loss: f64,
+    /// The packets of a burst of random loss, on average; 0 or 1: each is lost by itself.
+    pub burst: u32,
     /// The length of the queue in front of the bottleneck, as time at its rate; further packets are dropped.
     pub queue: Duration,
+    /// The discipline of that queue.
+    pub discipline: Discipline,
     /// IP packets larger than this many bytes are dropped without an ICMP error (a black hole).
     pub mtu: Option<u32>,
     /// The rate to which an operator's shaper limits each UDP flow (5-tuple), in front of the bottleneck;
@@ -48,7 +52,9 @@ impl Default for ChannelParams {
             delay: Duration::ZERO,
             jitter: Duration::ZERO,
             loss: 0.0,
+            burst: 1,
             queue: Duration::from_millis(60),
+            discipline: Discipline::TailDrop,
             mtu: None,
             session_rate: None,
             port_loss: BTreeMap::new(),
@@ -57,15 +63,17 @@ impl Default for ChannelParams {
 }
 
 impl ChannelParams {
-    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`, `session_rate`,
-    /// `port_loss`).
+    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `burst`, `queue`, `discipline`,
+    /// `mtu`, `session_rate`, `port_loss`).
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
         match key {
             "rate" => self.rate = parse_rate(value)?,
             "delay" => self.delay = parse_time(value)?,
             "jitter" => self.jitter = parse_time(value)?,
             "loss" => self.loss = parse_share(value)?,
+            "burst" => self.burst = value.parse().map_err(|_| ParseSpecError::Burst(value.to_owned()))?,
             "queue" => self.queue = parse_time(value)?,
+            "discipline" => self.discipline = value.parse()?,
             "mtu" => self.mtu = Some(parse_mtu(value)?),
             "session_rate" => self.session_rate = parse_rate(value)?,
             "port_loss" => self.port_loss = parse_port_loss(value)?,
@@ -75,7 +83,7 @@ impl ChannelParams {
     }
 
     /// The names of all settings in the order of printing, with their values; `None` for a default value.
-    fn settings(&self) -> [(&'static str, Option<String>); 8] {
+    fn settings(&self) -> [(&'static str, Option<String>); 10] {
         let default = Self::default();
         let of_port = |(port, share): (&u16, &f64)| format!("{port}:{share}");
         let ports: Vec<String> = self.port_loss.iter().map(of_port).collect();
@@ -85,7 +93,9 @@ impl ChannelParams {
             time("delay", self.delay, default.delay),
             time("jitter", self.jitter, default.jitter),
             ("loss", (self.loss != 0.0).then(|| format!("{}", self.loss))),
+            ("burst", (self.burst != default.burst).then(|| self.burst.to_string())),
             time("queue", self.queue, default.queue),
+            ("discipline", (self.discipline != default.discipline).then(|| self.discipline.to_string())),
             ("mtu", self.mtu.map(|mtu| mtu.to_string())),
             ("session_rate", self.session_rate.map(|rate| rate.to_string())),
             ("port_loss", (!ports.is_empty()).then(|| ports.join("+"))),
@@ -199,7 +209,7 @@ pub enum ParseSpecError {
     Empty,
     /// An unknown setting.
     #[error(
-        "links have no setting `{0}`: use rate, delay, jitter, loss, queue, mtu, session_rate and port_loss (each also with .up or .down), up, down or count"
+        "links have no setting `{0}`: use rate, delay, jitter, loss, burst, queue, discipline, mtu, session_rate and port_loss (each also with .up or .down), up, down or count"
     )]
     Key(String),
     /// A word that is neither a rate nor a time nor a setting.
@@ -214,6 +224,12 @@ pub enum ParseSpecError {
     /// An invalid share.
     #[error("`{0}` is not a share between 0 and 100 %, as in 1% or 0.01")]
     Share(String),
+    /// An invalid length of bursts.
+    #[error("`{0}` is not a number of packets, as in burst=8")]
+    Burst(String),
+    /// An unknown discipline of a queue.
+    #[error("`{0}` is no discipline of a queue: use tail_drop, codel, fq_codel or policer")]
+    Discipline(String),
     /// An invalid loss of ports.
     #[error("`{0}` is not PORT:SHARE, as in 40001:30%: join several by +, or write none to remove the loss")]
     PortLoss(String),
@@ -367,6 +383,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::queue::DISCIPLINES;
 
     fn spec(text: &str) -> LinkSpec {
         text.parse().unwrap()
@@ -422,6 +439,8 @@ mod tests {
             ("port_loss=30%", "PORT:SHARE"),
             ("port_loss=1:30%+70000:1%", "PORT:SHARE"),
             ("count=atm", "no way to count"),
+            ("burst=-1", "not a number of packets"),
+            ("discipline=red", "no discipline of a queue"),
         ] {
             let error = text.parse::<LinkSpec>().unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
@@ -445,10 +464,25 @@ mod tests {
             proptest::option::of(MIN_MTU_BYTES..=MAX_MTU_BYTES),
             proptest::option::of((1000u64..1 << 40).prop_map(BitRate::from_bps)),
             proptest::collection::btree_map(any::<u16>(), 0.0..=1.0f64, 0..3),
+            any::<u32>(),
+            prop::sample::select(DISCIPLINES.map(|(discipline, _)| discipline).to_vec()),
         )
-            .prop_map(|(rate, delay, jitter, loss, queue, mtu, session_rate, port_loss)| {
-                ChannelParams { rate, delay, jitter, loss, queue, mtu, session_rate, port_loss }
-            })
+            .prop_map(
+                |(rate, delay, jitter, loss, queue, mtu, session_rate, port_loss, burst, discipline)| {
+                    ChannelParams {
+                        rate,
+                        delay,
+                        jitter,
+                        loss,
+                        burst,
+                        queue,
+                        discipline,
+                        mtu,
+                        session_rate,
+                        port_loss,
+                    }
+                },
+            )
     }
 
     proptest! {
