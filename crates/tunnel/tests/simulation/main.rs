@@ -31,6 +31,7 @@ mod sites;
 mod stalls;
 mod strangers;
 mod streams;
+mod sweep;
 mod trace;
 mod udp;
 mod unauthenticated;

@@ -91,7 +91,7 @@ fn play(scenario: &Scenario, flows: u32, direction: Direction, time: Duration, s
 
 /// The size of the packets (bytes) that the hosts `near` and `far` agree on, by the MSS of a SYN that both
 /// ends of the tunnel have clamped. With losses they find different MTUs.
-fn negotiated_mtu(world: &mut World, client: usize, [near, far]: [SocketAddr; 2]) -> usize {
+pub(crate) fn negotiated_mtu(world: &mut World, client: usize, [near, far]: [SocketAddr; 2]) -> usize {
     let tcp = Tcp { flags: tcp_flags::SYN, options: vec![2, 4, 0x05, 0xb4], ..Tcp::default() };
     let syn = Packet::between(far, near).tcp_with(&tcp, &[]);
     for _ in 0..MAX_SYNS {

@@ -23,6 +23,7 @@ mod report;
 mod rigs;
 mod shards;
 mod stream;
+mod sweep;
 mod timeline;
 
 use std::process::ExitCode;
@@ -40,7 +41,7 @@ use crate::{
 /// Name, description and function of a rig.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 15] = [
+const RIGS: [Rig; 16] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     (
         "cut",
@@ -78,6 +79,11 @@ const RIGS: [Rig; 15] = [
         "flood",
         "floods of strangers beside a busy client: garbage, Initials, handshakes, TCP; also wireguard-go",
         flood::run,
+    ),
+    (
+        "sweep",
+        "links, loads and changes at random in simulated time: utilisation, calls, changes, foreign flows",
+        sweep::run,
     ),
     (
         "mptcp",

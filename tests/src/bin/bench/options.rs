@@ -22,7 +22,10 @@ SCENARIO...       `paths` and `stream`: only these scenarios (--list lists them)
 --quick           `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, 3 cuts, 15 random cuts;
                   `stream`, `pseudotcp` and `mptcp`: one round; `classes` and `mptcp`: shorter, fewer directions;
                   `flood`: one round of 2 s instead of three of 5 s, less than a minute; `cost`: one round, 6 of 14 loads
---count N         `cut`: N cuts in all, many in each testbed, and the distribution of gaps; about 6 s a cut
+--count N         `cut`: N cuts in all, many in each testbed, and the distribution of gaps; about 6 s a cut;
+                  `sweep`: number of settings (1000; --quick: 60)
+--seed N          `sweep`: the seed that settings are drawn with (1)
+--only N          `sweep`: only the setting with this number, from 0
 --cuts N          `paths` and `stream`: number of cuts of a link (default: as the scenario says, 10, 20 or 100)
 --runs N          `paths`, `stream` and `mptcp`: number of runs per table row (3); `pseudotcp`: number of rounds (5)
 --inner CC        `paths`, `stream`, `classes` and `mptcp`: congestion control of inner TCP: cubic (default) or bbr
@@ -47,8 +50,12 @@ pub(crate) struct Options {
     pub(crate) scenarios: Vec<String>,
     /// Whether long rigs run in a shortened form.
     pub(crate) quick: bool,
-    /// Number of cuts of all kinds in the rig `cut`; `None`: one of each kind.
+    /// Number of cuts of all kinds in the rig `cut` (`None`: one of each), or of settings in `sweep`.
     pub(crate) count: Option<u32>,
+    /// Seed of the rig `sweep`.
+    pub(crate) seed: u32,
+    /// The only setting that the rig `sweep` plays.
+    pub(crate) only: Option<u32>,
     /// Number of cuts in the rigs `paths` and `stream`; `None`: as the scenario says.
     pub(crate) cuts: Option<u32>,
     /// Number of runs per table row; `None`: the rig's default.
@@ -93,6 +100,8 @@ impl Options {
             scenarios: Vec::new(),
             quick: false,
             count: None,
+            seed: 1,
+            only: None,
             cuts: None,
             runs: None,
             inner: InnerCc::default(),
@@ -132,6 +141,11 @@ impl Options {
                 "--inner" => options.inner = one(args.next(), &InnerCc::ALL, InnerCc::name)?,
                 "--parts" => options.choose_parts(args.next())?,
                 "--count" => options.count = Some(number()?),
+                "--seed" => options.seed = number()?,
+                "--only" => {
+                    let number = args.next().and_then(|text| text.parse().ok());
+                    options.only = Some(number.ok_or("--only takes the number of a setting")?);
+                }
                 "--cuts" => options.cuts = Some(number()?),
                 "--pairs" => options.pairs = Some(number()?),
                 "--threshold" => options.threshold = f64::from(number()?),

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, dead_code)]
 
 pub mod app;
+mod bbr;
 pub mod record;
 mod servers;
 pub mod talk;
@@ -33,7 +34,7 @@ use mpvpn_tunnel::{
 };
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, LinkId};
 
-pub use self::wire::{Link, pipe_of};
+pub use self::wire::{Link, SharedBottleneck, pipe_of};
 use self::{
     record::{Host, Record},
     servers::{ALL_ROUTES, AnyCertificate, Identity, Users, new_servers, options, provider, server_setup},
@@ -143,6 +144,8 @@ pub struct World {
     pub now: Instant,
     /// Pipes of each link of clients that are added.
     pub pipes: u8,
+    /// A bottleneck behind links of the first client.
+    pub bottleneck: Option<SharedBottleneck>,
     /// Added to the seeds of the random numbers of links.
     pub seed: u64,
     /// The shards of the server.
@@ -233,6 +236,7 @@ impl World {
             began: now,
             now,
             pipes: 1,
+            bottleneck: None,
             seed: 0,
             servers,
             registry,
@@ -422,6 +426,7 @@ impl World {
     fn next_time(&mut self) -> Option<Instant> {
         let now = self.now;
         let mut next = self.servers.iter().filter_map(Server::poll_timeout).min();
+        next = next.into_iter().chain(self.bottleneck.as_ref().and_then(SharedBottleneck::next)).min();
         for machine in &mut self.machines {
             let wires = machine.links.values().flat_map(|link| [link.up.next(), link.down.next()]);
             let all = wires.flatten().chain(machine.client.0.poll_timeout(now));
@@ -466,18 +471,35 @@ impl World {
         let now = self.now;
         WORLD_TIME.set(now - self.began);
         let server_address: SocketAddr = SERVER.parse().unwrap();
-        for machine in &mut self.machines {
+        for (number, machine) in self.machines.iter_mut().enumerate() {
+            let mut bottleneck = self.bottleneck.as_mut().filter(|_| number == 0);
+            let (mut up, mut down) = (Vec::new(), Vec::new());
             for (id, link) in &mut machine.links {
-                while let Some((pipe, data)) = link.up.pop(now) {
-                    let data = BytesMut::from(&data[..]);
-                    let shard = usize::from(shard_of(&data, self.servers.len() as u8));
-                    let local = Some(server_address.ip());
-                    self.servers[shard].handle_datagram(now, local, link.address_of(pipe), self.ecn, data);
+                for (direction, wire, arrived) in [(0, &mut link.up, &mut up), (1, &mut link.down, &mut down)]
+                {
+                    while let Some(packet) = wire.pop(now) {
+                        let passed = match &mut bottleneck {
+                            None => Some(packet),
+                            Some(bottleneck) => bottleneck.take(now, direction, *id, packet),
+                        };
+                        arrived.extend(passed.map(|(pipe, data)| (*id, pipe, data)));
+                    }
                 }
-                while let Some((pipe, data)) = link.down.pop(now) {
-                    let (path, data) = (path_of(*id, pipe), BytesMut::from(&data[..]));
-                    machine.client.0.handle_datagram(now, path, server_address, self.ecn, data);
-                }
+            }
+            if let Some(bottleneck) = bottleneck {
+                let [shared_up, shared_down] = &mut bottleneck.channels;
+                up.extend(std::iter::from_fn(|| shared_up.pop(now)));
+                down.extend(std::iter::from_fn(|| shared_down.pop(now)));
+            }
+            for (id, pipe, data) in up {
+                let data = BytesMut::from(&data[..]);
+                let shard = usize::from(shard_of(&data, self.servers.len() as u8));
+                let (local, remote) = (Some(server_address.ip()), machine.links[&id].address_of(pipe));
+                self.servers[shard].handle_datagram(now, local, remote, self.ecn, data);
+            }
+            for (id, pipe, data) in down {
+                let (path, data) = (path_of(id, pipe), BytesMut::from(&data[..]));
+                machine.client.0.handle_datagram(now, path, server_address, self.ecn, data);
             }
             machine.client.0.handle_batches(now);
             machine.client.0.handle_timeout(now);

@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use super::bbr::{Bbr, Stamp};
+
 use mpvpn_packet::{ip, tcp_flags};
 use mpvpn_packets::{Packet, Tcp};
 use mpvpn_types::{Duration, Instant};
@@ -25,6 +27,7 @@ struct Sent {
     sacked: bool,
     lost: bool,
     retransmitted: bool,
+    stamp: Option<Stamp>,
 }
 
 /// The current round of slow start (HyStart, Ha and Rhee, "Taming the elephants", 2011, as in Linux).
@@ -67,6 +70,8 @@ pub struct Flow {
     undo: (u64, f64, f64),
     timer: Option<Instant>,
     backoff: u32,
+    /// BBR in place of Cubic.
+    bbr: Option<Bbr>,
     // The receiver.
     expected: u64,
     out_of_order: BTreeMap<u64, ()>,
@@ -97,9 +102,20 @@ impl Flow {
             undo: (0, 0.0, 0.0),
             timer: None,
             backoff: 0,
+            bbr: None,
             expected: 0,
             out_of_order: BTreeMap::new(),
         }
+    }
+
+    /// The same flow with BBR in place of Cubic.
+    pub fn with_bbr(self, now: Instant) -> Self {
+        Self { bbr: Some(Bbr::new(now)), ..self }
+    }
+
+    /// Bytes of payload in each segment.
+    pub fn segment_bytes(&self) -> usize {
+        self.payload.len()
     }
 
     /// Bytes that the receiver has delivered in order.
@@ -127,18 +143,27 @@ impl Flow {
         let mut pipe = self.sent.values().filter(|sent| !sent.sacked && !sent.lost).count() as f64;
         let lost: Vec<u64> =
             self.sent.iter().filter(|(_, sent)| sent.lost).map(|(number, _)| *number).collect();
-        let room = (self.cwnd.min(MAX_WINDOW) - pipe).max(0.0) as usize;
+        let window = match &mut self.bbr {
+            None => self.cwnd,
+            Some(bbr) => bbr.cwnd().min(pipe + bbr.budget(now).max(0.0)),
+        };
+        let stamp = self.bbr.as_ref().map(Bbr::stamp);
+        let sent = |retransmitted| Sent { at: now, sacked: false, lost: false, retransmitted, stamp };
+        let room = (window.min(MAX_WINDOW) - pipe).max(0.0) as usize;
         for number in lost.into_iter().take(room) {
-            self.sent.insert(number, Sent { at: now, sacked: false, lost: false, retransmitted: true });
+            self.sent.insert(number, sent(true));
             self.undo.0 += 1;
             packets.push(self.segment(number));
             pipe += 1.0;
         }
-        while pipe + 1.0 <= self.cwnd && (self.next - self.una) as f64 <= MAX_WINDOW {
-            self.sent.insert(self.next, Sent { at: now, sacked: false, lost: false, retransmitted: false });
+        while pipe + 1.0 <= window && (self.next - self.una) as f64 <= MAX_WINDOW {
+            self.sent.insert(self.next, sent(false));
             packets.push(self.segment(self.next));
             self.next += 1;
             pipe += 1.0;
+        }
+        if let Some(bbr) = &mut self.bbr {
+            packets.iter().for_each(|_| bbr.on_sent());
         }
         if !packets.is_empty() && self.timer.is_none() {
             self.timer = Some(now + self.rto());
@@ -237,6 +262,10 @@ impl Flow {
         }
         self.tolerance = self.tolerance.max(u32::from(reordered));
         if let Some(newest) = newest {
+            let in_flight = self.sent.values().filter(|sent| !sent.sacked && !sent.lost).count();
+            if let (Some(bbr), Some(stamp)) = (&mut self.bbr, newest.stamp) {
+                bbr.on_arrival(now, arrived, stamp, now - newest.at, in_flight as f64);
+            }
             if !newest.retransmitted {
                 self.measure(now - newest.at);
                 self.update_hystart(now - newest.at, ack);

@@ -6,13 +6,15 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use mpvpn_lab::{ByteCount, ChannelParams, UdpFlow, emulation::Channel};
+use mpvpn_lab::{ByteCount, ChannelParams, LinkSpec, UdpFlow, emulation::Channel};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 
 /// Bytes of IPv4 and UDP headers.
 pub(super) const HEADERS: u32 = 28;
 /// Bytes of IPv4 and TCP headers with timestamps, and of the length before each QUIC packet.
 const HEADERS_INSIDE_TCP: u32 = 54;
+/// The number, in place of a pipe's, of packets of a foreign flow.
+const FOREIGN: u8 = u8::MAX;
 /// The queue in the buffers of a TCP connection, as time at its rate.
 const QUEUE_INSIDE_TCP: Duration = Duration::from_millis(500);
 
@@ -36,6 +38,8 @@ pub struct Wire {
     pub held: Option<Vec<(u8, Vec<u8>)>>,
     /// Whether UDP is blocked, so that only packets inside TCP pass.
     pub blocks_udp: bool,
+    /// Packets of a foreign flow that crossed the link.
+    pub foreign: Vec<Vec<u8>>,
     channel: Channel<(u8, Vec<u8>)>,
     /// TCP connections, which lose nothing and keep the order. They have the rate of the link once more.
     inside_tcp: Channel<(u8, Vec<u8>)>,
@@ -59,6 +63,7 @@ impl Wire {
             random_state: seed as u32 | 1,
             held: None,
             blocks_udp: false,
+            foreign: Vec::new(),
             channel: Channel::new(params.clone(), count, seed, now),
             inside_tcp: Channel::new(inside_tcp(params), count, seed, now),
         }
@@ -102,9 +107,19 @@ impl Wire {
         if let Some(held) = self.held.as_mut().filter(|_| is_short) {
             return held.push((pipe, data.to_vec()));
         }
+        self.push_into_channel(now, pipe, data.to_vec(), headers);
+    }
+
+    fn push_into_channel(&mut self, now: Instant, pipe: u8, data: Vec<u8>, headers: u32) {
         let session = UdpFlow::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
-        self.channel.push_with_flow(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
+        self.channel.push_with_flow(now, Some(session), data.len() as u32 + headers, (pipe, data));
         drop(self.channel.discarded());
+    }
+
+    /// Takes an IP packet of a flow that shares the link with the tunnel.
+    pub fn push_foreign(&mut self, now: Instant, packet: Vec<u8>) {
+        self.follow(now);
+        self.push_into_channel(now, FOREIGN, packet, 0);
     }
 
     /// Whether the next packet of a pipe is lost behind the link.
@@ -126,8 +141,10 @@ impl Wire {
         self.follow(now);
         let (pipe, data) = loop {
             let popped = self.channel.pop(now).map_or((0, None), |(pipe, data)| (pipe, Some(data)));
-            if popped.1.is_none() || !self.is_lost(popped.0) {
-                break popped;
+            match popped {
+                (FOREIGN, Some(packet)) => self.foreign.push(packet),
+                (pipe, data) if data.is_none() || !self.is_lost(pipe) => break (pipe, data),
+                _ => {}
             }
         };
         let (pipe, data) = match data {
@@ -149,6 +166,42 @@ impl Wire {
 
     pub(super) fn next(&self) -> Option<Instant> {
         [self.channel.next_wake(), self.inside_tcp.next_wake()].into_iter().flatten().min()
+    }
+}
+
+/// A bottleneck behind links of the first client: what crosses the links waits there once more.
+pub struct SharedBottleneck {
+    links: Vec<LinkId>,
+    /// Up and down.
+    pub(super) channels: [Channel<(LinkId, u8, Vec<u8>)>; 2],
+}
+
+impl SharedBottleneck {
+    pub fn new(links: Vec<LinkId>, spec: &LinkSpec, seed: u64, now: Instant) -> Self {
+        let channel = |params: &ChannelParams, seed| Channel::new(params.clone(), spec.count, seed, now);
+        Self { links, channels: [channel(&spec.up, seed), channel(&spec.down, seed + 1)] }
+    }
+
+    /// Takes what has crossed a link, unless that does not lead here.
+    pub(super) fn take(
+        &mut self,
+        now: Instant,
+        direction: usize,
+        link: LinkId,
+        (pipe, data): (u8, Vec<u8>),
+    ) -> Option<(u8, Vec<u8>)> {
+        if !self.links.contains(&link) {
+            return Some((pipe, data));
+        }
+        let flow = UdpFlow::new(([0, 0, 0, link.0 as u8], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
+        let channel = &mut self.channels[direction];
+        channel.push_with_flow(now, Some(flow), data.len() as u32 + HEADERS, (link, pipe, data));
+        drop(channel.discarded());
+        None
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.channels.iter().filter_map(Channel::next_wake).min()
     }
 }
 
