@@ -94,10 +94,14 @@ impl Message {
                     self.frame = self.start(header)?;
                 }
                 Frame::Data { left } => {
-                    let data = frame::take(&mut data, left);
-                    let is_whole = *left == 0;
-                    self.count_content(data.len() as u64)?;
+                    let mut data = frame::take(&mut data, left);
+                    let (is_whole, bytes) = (*left == 0, data.len());
+                    data.truncate(self.count_content(bytes));
+                    let is_longer = data.len() < bytes;
                     events.extend((!data.is_empty()).then_some(Event::Data { stream, data }));
+                    if is_longer {
+                        return Err(malformed("content is longer than its length".to_owned()));
+                    }
                     if !is_whole {
                         return Ok(());
                     }
@@ -231,14 +235,14 @@ impl Message {
         Ok(Event::Headers { stream, headers })
     }
 
-    /// A message is malformed "if the value of a Content-Length header field does not equal the sum of the
-    /// DATA frame lengths received" (RFC 9114 §4.1.2).
-    fn count_content(&mut self, len: u64) -> Result<(), MessageFailure> {
-        let Some(content_left) = &mut self.content_left else { return Ok(()) };
-        *content_left = content_left
-            .checked_sub(len)
-            .ok_or_else(|| malformed("content is longer than its length".to_owned()))?;
-        Ok(())
+    /// Counts so many bytes of content and returns how many of them are within its length, wherever the
+    /// stream was cut. With more the message is malformed: "if the value of a Content-Length header field
+    /// does not equal the sum of the DATA frame lengths received" (RFC 9114 §4.1.2).
+    fn count_content(&mut self, bytes: usize) -> usize {
+        let Some(content_left) = &mut self.content_left else { return bytes };
+        let within = bytes.min(usize::try_from(*content_left).unwrap_or(usize::MAX));
+        *content_left -= within as u64;
+        within
     }
 }
 
