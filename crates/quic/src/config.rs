@@ -243,6 +243,8 @@ pub struct ClientSetup {
     cc: CongestionControl,
     /// The key from which those of endpoints are derived.
     secret: Arc<hmac::Key>,
+    /// The receive window of a connection (bytes).
+    pub(crate) receive_window: u32,
     over_udp: noq_proto::ClientConfig,
     inside_tcp: noq_proto::ClientConfig,
     pub(crate) endpoint: Arc<EndpointConfig>,
@@ -270,6 +272,7 @@ impl ClientSetup {
         Ok(Self {
             cc: options.cc,
             secret: Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret)),
+            receive_window: options.windows.connection,
             over_udp: config(options.max_udp_payload),
             inside_tcp: config(options.max_udp_payload_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),

@@ -198,6 +198,12 @@ impl Connection {
             inner.set_receive_window(VarInt::from_u32(window));
             inner.set_send_window(send_window);
         });
+        self.set_receive_window(window);
+    }
+
+    /// The window of flow control that the peer has (bytes); out-of-order data takes a part of it.
+    pub(crate) fn set_receive_window(&mut self, bytes: u32) {
+        self.streams.receive.set_window(bytes);
     }
 
     /// Whether multipath was negotiated.

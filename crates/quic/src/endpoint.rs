@@ -147,7 +147,11 @@ impl Endpoint {
         name: &str,
     ) -> Result<ConnectionHandle, noq_proto::ConnectError> {
         let (handle, inner) = self.inner.connect(now, setup.config(local).clone(), remote, name)?;
-        Ok(self.insert(now, handle, inner, Some(local), setup.qlog.clone()))
+        let id = self.insert(now, handle, inner, Some(local), setup.qlog.clone());
+        if let Some(connection) = self.get(id) {
+            connection.set_receive_window(setup.receive_window);
+        }
+        Ok(id)
     }
 
     fn insert(

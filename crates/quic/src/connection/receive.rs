@@ -2,7 +2,7 @@
 //!
 //! In: chunks from noq in any order, and reinjected data from datagrams. Out: the data in order, and a
 //! [`DataAck`] for each stream. Always holds: every byte is delivered once; out-of-order data of all streams
-//! together is bounded.
+//! together is bounded, and takes its bytes from the connection's window of flow control.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,14 +12,17 @@ use rustc_hash::FxHashMap;
 use super::{DataAck, ReadStatus, StreamChunk, readers::URGENT_REPORT_BYTES, unread::UnreadStreams};
 use crate::StreamId;
 
-/// Out-of-order bytes of all bulk streams together: flow control bounds what the peer sends in one round
-/// trip, but not what arrives while a packet is lost repeatedly. Smaller: reinjected data is dropped; larger:
-/// memory.
-const MAX_OUT_OF_ORDER_BYTES: usize = 8 << 20;
-/// Out-of-order chunks of all bulk streams together: 6 MB in packets of full size. Each takes about 80 bytes
-/// beside its own, and 16 in noq, which compares each new chunk with all of its stream. Fewer: as above;
-/// more: memory and processor time of hostile peers with tiny chunks.
+/// Out-of-order bytes of all bulk streams together: the window of the connection in chunks of 512 bytes, with
+/// their memory (two streams share a packet). So what the peer may send always has a place. Smaller: data
+/// stays in noq, which ends a connection whose stream has more than 1024 gaps; larger: memory of reinjected
+/// data, which has no window.
+pub(super) const MAX_OUT_OF_ORDER_BYTES: usize = 30 << 20;
+/// Out-of-order chunks of all bulk streams together, and one more for each 512 bytes: noq compares each new
+/// chunk with all of its stream. Fewer: as above; more: processor time of hostile peers with tiny chunks.
 const MAX_OUT_OF_ORDER_CHUNKS: usize = 5 << 10;
+/// The window of the connection follows the out-of-order data in such steps. Smaller: more MAX_DATA frames;
+/// larger: memory.
+const WINDOW_STEP: u32 = 1 << 20;
 /// Streams whose first bytes may be reinjected before noq has opened the stream. Fewer: requests wait for
 /// retransmissions; more: memory of hostile peers.
 const MAX_EARLY_STREAMS: usize = 256;
@@ -154,6 +157,9 @@ pub(super) struct ReceiveStreams {
     /// Memory of out-of-order data of all streams (bytes), and its chunks.
     held: usize,
     chunks: usize,
+    /// The window of the connection (bytes), and what is left of it beside out-of-order data; `None`: it is
+    /// not adapted.
+    window: Option<(u32, u32)>,
     /// All streams that have something to read.
     pub(super) unread: UnreadStreams,
     /// Whether both ends send DataAck reports.
@@ -167,6 +173,20 @@ impl ReceiveStreams {
     /// Memory of out-of-order data (bytes).
     pub(super) fn held(&self) -> usize {
         self.held
+    }
+
+    /// Sets the window of the connection (bytes), which out-of-order data takes a part of.
+    pub(super) fn set_window(&mut self, bytes: u32) {
+        self.window = Some((bytes, bytes));
+    }
+
+    /// The window that is left beside out-of-order data, when that has changed by a step.
+    pub(super) fn changed_window(&mut self) -> Option<u32> {
+        let (all, left) = self.window?;
+        let held = u32::try_from(self.held).unwrap_or(u32::MAX);
+        let now = all - (held - held % WINDOW_STEP).min(all);
+        self.window = Some((all, now));
+        (now != left).then_some(now)
     }
 
     /// Makes a stream a bulk stream after `read` bytes were read in order.
@@ -243,8 +263,7 @@ impl ReceiveStreams {
             self.early.insert(id);
         }
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        let is_full = self.held > MAX_OUT_OF_ORDER_BYTES || self.chunks >= MAX_OUT_OF_ORDER_CHUNKS;
-        if piece.offset > stream.next && is_full {
+        if piece.offset > stream.next && is_full(self.held, self.chunks) {
             return false;
         }
         if piece.fin {
@@ -287,9 +306,7 @@ impl ReceiveStreams {
                 break ReadStatus::More;
             }
             // Reading 0 bytes returns the offset of the next chunk.
-            let is_full = stream.bytes + others > MAX_OUT_OF_ORDER_BYTES
-                || stream.held.len() + other_chunks >= MAX_OUT_OF_ORDER_CHUNKS;
-            if is_full
+            if is_full(stream.bytes + others, stream.held.len() + other_chunks)
                 && chunks.next(0).is_ok_and(|chunk| chunk.is_some_and(|chunk| chunk.offset > stream.next))
             {
                 break ReadStatus::Blocked;
@@ -343,6 +360,11 @@ impl ReceiveStreams {
     }
 }
 
+/// Whether so many out-of-order bytes in so many chunks are too many for another one.
+fn is_full(bytes: usize, chunks: usize) -> bool {
+    bytes > MAX_OUT_OF_ORDER_BYTES || chunks >= MAX_OUT_OF_ORDER_CHUNKS + bytes / 512
+}
+
 /// Whether a stream is bidirectional (RFC 9000 §2.1).
 fn is_bidirectional(id: StreamId) -> bool {
     id & 2 == 0
@@ -351,6 +373,7 @@ fn is_bidirectional(id: StreamId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RECEIVE_WINDOW;
 
     /// Chunks as noq delivers them; blocked after the last one.
     struct Chunks(VecDeque<(u64, Bytes)>);
@@ -405,7 +428,8 @@ mod tests {
             }
         }
         let pieces: usize = streams.streams.values().map(|stream| stream.held.len()).sum();
-        assert_eq!((pieces, streams.chunks), (MAX_OUT_OF_ORDER_CHUNKS, MAX_OUT_OF_ORDER_CHUNKS));
+        assert!((MAX_OUT_OF_ORDER_CHUNKS..7 << 10).contains(&pieces), "{pieces}");
+        assert_eq!(pieces, streams.chunks);
         // The next bytes in order are taken all the same.
         assert!(streams.take_reinjected(&piece(4, 0, b"first"), false, || 0));
         assert_eq!(streams.streams[&4].held[&0], &b"first"[..]);
@@ -414,11 +438,29 @@ mod tests {
         assert_eq!((streams.held, streams.chunks), (0, 0));
         // Large chunks are bounded by their bytes.
         streams.make_bulk(8, 0);
-        for at in 0..5_000 {
+        for at in 0..10_000 {
             streams.take_reinjected(&piece(8, 1 + 8000 * at, &[7; 4000]), false, || 0);
         }
         assert!(streams.held <= MAX_OUT_OF_ORDER_BYTES + 4000 + CHUNK_OVERHEAD, "{} bytes", streams.held);
-        assert!(streams.chunks > 1500, "{} chunks", streams.chunks);
+        assert!(streams.chunks > 6500, "{} chunks", streams.chunks);
+    }
+
+    #[test]
+    fn what_the_peer_may_send_always_has_a_place_and_that_takes_from_its_window() {
+        let mut streams = ReceiveStreams::default();
+        assert_eq!(streams.changed_window(), None, "nobody has set it");
+        streams.set_window(RECEIVE_WINDOW);
+        streams.make_bulk(0, 0);
+        assert_eq!(streams.changed_window(), None);
+        let chunks: Vec<(u64, &'static [u8])> =
+            (0..u64::from(RECEIVE_WINDOW) / 512).map(|at| (1 + 1024 * at, &[7; 512][..])).collect();
+        read(&mut streams, &chunks[..6000]);
+        assert_eq!(streams.changed_window(), Some(RECEIVE_WINDOW - (3 << 20)));
+        // The whole window out of order: nothing stays behind, and nothing more may come.
+        read(&mut streams, &chunks[6000..]);
+        assert_eq!((streams.chunks, streams.changed_window()), (chunks.len(), Some(0)));
+        streams.end_bulk(0);
+        assert_eq!((streams.changed_window(), streams.changed_window()), (Some(RECEIVE_WINDOW), None));
     }
 
     #[test]

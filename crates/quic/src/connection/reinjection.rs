@@ -9,12 +9,13 @@ use std::collections::{BTreeSet, VecDeque};
 use mpvpn_types::{Duration, Instant, PathId};
 use rustc_hash::FxHashMap;
 
-use super::StreamChunk;
+use super::{StreamChunk, receive::MAX_OUT_OF_ORDER_BYTES};
 use crate::StreamId;
 
-/// Bytes that are kept at most; further data cannot be reinjected. Larger: memory; smaller: nothing is left
-/// to reinject on links with a large bandwidth-delay product.
-const MAX_KEPT_BYTES: usize = 16 << 20;
+/// Bytes that are kept at most; further data cannot be reinjected. It is what the peer keeps out of order, so
+/// that each of its gaps can be filled. Larger: memory of data that the peer has; smaller: gaps stay where
+/// nothing else is sent any more.
+const MAX_KEPT_BYTES: usize = MAX_OUT_OF_ORDER_BYTES;
 /// The memory of a kept chunk beside its bytes.
 const CHUNK_OVERHEAD: usize = 128;
 

@@ -141,6 +141,7 @@ impl Connection {
             // Reinjected data may still arrive a second time, by noq, and will not be read.
             self.stop(id, 0);
         }
+        self.share_window();
         self.streams.send.end_bulk(id);
         self.streams.open_bulk = self.streams.open_bulk.saturating_sub(1);
     }
@@ -182,6 +183,7 @@ impl Connection {
         let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
         self.guarded(|inner| inner.recv_stream(to_noq(id)).stop(code).ok());
         self.streams.receive.end_ordered(id);
+        self.share_window();
     }
 
     /// Writes to a stream of this end without a quota. The first bytes of the stream were reinjected, and
@@ -301,6 +303,14 @@ impl Connection {
         if self.streams.receive.take_reinjected(piece, own, read) {
             self.events.push_back(Event::StreamReadable(id));
         }
+        self.share_window();
+    }
+
+    /// Out-of-order data takes its bytes from the window of the connection, and gives them back.
+    fn share_window(&mut self) {
+        if let Some(bytes) = self.streams.receive.changed_window() {
+            self.guarded(|inner| inner.set_receive_window(noq_proto::VarInt::from_u32(bytes)));
+        }
     }
 
     /// Reads the next bytes of a stream that is not a bulk stream.
@@ -316,6 +326,7 @@ impl Connection {
             Read::Blocked => self.streams.receive.unread.remove(id),
             Read::Finished | Read::Reset(_) => self.streams.receive.end_ordered(id),
         }
+        self.share_window();
         read
     }
 
@@ -348,6 +359,7 @@ impl Connection {
         let end = self.streams.receive.read(id, max, &mut chunks, out);
         // Credit that reading gives back to the peer leaves with the next control pass.
         let _ = chunks.finalize();
+        self.share_window();
         end
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::world::{MS, SERVER, TOKEN, World, app::App};
+use crate::world::{MS, SERVER, SharedBottleneck, TOKEN, World, app::App};
 use mpvpn_flow::{
     rules::{FlowMode, FlowModeReason, Rules},
     split_tcp::ConnectionState,
@@ -109,6 +109,33 @@ fn four_uploads_fill_two_links_and_share_them() {
     assert_eq!(got, [20_000_000; 4]);
     let rate = mbit(80_000_000, time);
     assert!(rate > 0.88 * 150.0, "{rate:.1} Mbit/s");
+}
+
+#[test]
+#[ignore = "long: ./dev test all plays it"]
+fn a_window_full_of_gaps_ends_no_connection_and_no_transfer() {
+    let links = [
+        "3.7mbit,0.9ms,queue=33ms,discipline=policer",
+        "259mbit,8.8ms,jitter=3ms,queue=110ms",
+        "85mbit,69ms,jitter=25ms,queue=1.1s,discipline=policer",
+    ];
+    let mut world = World::new();
+    world.flow_rules = Rules { mode: FlowMode::Auto, rules: Vec::new() };
+    let shared = "80mbit,0ms,queue=119ms,discipline=policer".parse().unwrap();
+    let behind = vec![LinkId(0), LinkId(1)];
+    world.bottleneck = Some(SharedBottleneck::new(behind, &shared, 77, world.now));
+    let links = links.map(|link| link.parse().unwrap());
+    let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Bbr, &links);
+    world.up(client);
+    world.run(1000 * MS);
+    let mut apps = apps(&world, client, 8, 1, 60_000_000_000);
+    play(&mut world, client, &mut apps, Duration::from_secs(4));
+    let got = |world: &World| world.destinations.iter().map(|other| other.received_bytes).sum::<u64>();
+    let before = got(&world);
+    play(&mut world, client, &mut apps, Duration::from_secs(4));
+    let rate = mbit(got(&world) - before, Duration::from_secs(4));
+    let lost = &world.machines[client].down_reasons;
+    assert!(lost.is_empty() && rate > 0.8 * 0.95 * (80.0 + 85.0), "{rate:.1} Mbit/s, {lost:?}");
 }
 
 #[test]
