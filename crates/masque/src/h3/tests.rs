@@ -217,7 +217,7 @@ fn content_must_have_its_announced_length() {
     assert_eq!(result(b"abc"), None);
     assert_eq!(result(b"ab"), Some(code::MESSAGE_ERROR));
     assert_eq!(result(b"abcd"), Some(code::MESSAGE_ERROR));
-    // What is within the length is passed on, however the stream was cut.
+    // Content within its length is passed on, however the stream was cut.
     let events = feed(&mut server(), REQUEST, &[head.clone(), frame(0, b"abcd")].concat(), false).unwrap();
     let content = |event: &Event| matches!(event, Event::Data { data, .. } if data[..] == b"abc"[..]);
     assert!(events.len() == 3 && content(&events[1]), "{events:?}");
