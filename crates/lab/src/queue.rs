@@ -5,12 +5,10 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fmt,
-    str::FromStr,
     time::{Duration, Instant},
 };
 
-use crate::{shaper::UdpFlow, spec::ParseSpecError};
+use crate::shaper::UdpFlow;
 
 /// The delay that CoDel allows to stay (RFC 8289, section 4.3).
 const TARGET: Duration = Duration::from_millis(5);
@@ -33,30 +31,6 @@ pub enum Discipline {
     FqCoDel,
     /// None waits: packets beyond the rate are dropped, after a burst as long as the queue would be.
     Policer,
-}
-
-/// The names of disciplines in descriptions of links.
-pub(crate) const DISCIPLINES: [(Discipline, &str); 4] = [
-    (Discipline::TailDrop, "tail_drop"),
-    (Discipline::CoDel, "codel"),
-    (Discipline::FqCoDel, "fq_codel"),
-    (Discipline::Policer, "policer"),
-];
-
-impl FromStr for Discipline {
-    type Err = ParseSpecError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = DISCIPLINES.into_iter().find(|(_, name)| *name == text);
-        found.map(|(discipline, _)| discipline).ok_or_else(|| ParseSpecError::Discipline(text.to_owned()))
-    }
-}
-
-impl fmt::Display for Discipline {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = DISCIPLINES.into_iter().find(|(discipline, _)| discipline == self);
-        f.write_str(name.map_or("", |(_, name)| name))
-    }
 }
 
 /// A packet in the queue.

@@ -15,6 +15,13 @@ use crate::{link::Direction, queue::Discipline};
 const MAX_DURATION: Duration = Duration::from_secs(10);
 /// Largest MTU, in bytes: jumbo frames. It bounds the size of frame buffers.
 const MAX_MTU_BYTES: u32 = 9000;
+/// The names of the disciplines of a queue.
+const DISCIPLINES: [(Discipline, &str); 4] = [
+    (Discipline::TailDrop, "tail_drop"),
+    (Discipline::CoDel, "codel"),
+    (Discipline::FqCoDel, "fq_codel"),
+    (Discipline::Policer, "policer"),
+];
 /// Smallest MTU, in bytes: every IPv4 link must carry packets of 68 bytes (RFC 791).
 const MIN_MTU_BYTES: u32 = 68;
 
@@ -73,7 +80,7 @@ impl ChannelParams {
             "loss" => self.loss = parse_share(value)?,
             "burst" => self.burst = value.parse().map_err(|_| ParseSpecError::Burst(value.to_owned()))?,
             "queue" => self.queue = parse_time(value)?,
-            "discipline" => self.discipline = value.parse()?,
+            "discipline" => self.discipline = parse_discipline(value)?,
             "mtu" => self.mtu = Some(parse_mtu(value)?),
             "session_rate" => self.session_rate = parse_rate(value)?,
             "port_loss" => self.port_loss = parse_port_loss(value)?,
@@ -86,6 +93,8 @@ impl ChannelParams {
     fn settings(&self) -> [(&'static str, Option<String>); 10] {
         let default = Self::default();
         let of_port = |(port, share): (&u16, &f64)| format!("{port}:{share}");
+        let discipline =
+            DISCIPLINES.iter().find(|(own, _)| *own == self.discipline && *own != default.discipline);
         let ports: Vec<String> = self.port_loss.iter().map(of_port).collect();
         let time = |key, value: Duration, usual| (key, (value != usual).then(|| Time(value).to_string()));
         [
@@ -95,7 +104,7 @@ impl ChannelParams {
             ("loss", (self.loss != 0.0).then(|| format!("{}", self.loss))),
             ("burst", (self.burst != default.burst).then(|| self.burst.to_string())),
             time("queue", self.queue, default.queue),
-            ("discipline", (self.discipline != default.discipline).then(|| self.discipline.to_string())),
+            ("discipline", discipline.map(|(_, name)| (*name).to_owned())),
             ("mtu", self.mtu.map(|mtu| mtu.to_string())),
             ("session_rate", self.session_rate.map(|rate| rate.to_string())),
             ("port_loss", (!ports.is_empty()).then(|| ports.join("+"))),
@@ -324,6 +333,11 @@ fn parse_rate(text: &str) -> Result<Option<BitRate>, ParseSpecError> {
     Ok(Some(rate))
 }
 
+fn parse_discipline(text: &str) -> Result<Discipline, ParseSpecError> {
+    let found = DISCIPLINES.into_iter().find(|(_, name)| *name == text);
+    found.map(|(discipline, _)| discipline).ok_or_else(|| ParseSpecError::Discipline(text.to_owned()))
+}
+
 fn parse_time(text: &str) -> Result<Duration, ParseSpecError> {
     let error = || ParseSpecError::Time(text.to_owned());
     let split = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(error)?;
@@ -383,7 +397,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::queue::DISCIPLINES;
 
     fn spec(text: &str) -> LinkSpec {
         text.parse().unwrap()
