@@ -317,7 +317,8 @@ impl Carriers {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let report = self.lines.recv_timeout(left);
-            let (at, line) = report.unwrap_or_else(|_| panic!("no report that {device} has {carrier}"));
+            let (at, line) =
+                report.unwrap_or_else(|_| panic!("no report that the carrier of {device} is {carrier}"));
             if line.contains(&format!(" {device}: ")) && line.contains("NO-CARRIER") != carrier {
                 return at;
             }

@@ -157,8 +157,8 @@ pub(super) struct ReceiveStreams {
     /// Memory of out-of-order data of all streams (bytes), and its chunks.
     held: usize,
     chunks: usize,
-    /// The window of the connection (bytes), and what is left of it beside out-of-order data; `None`: it is
-    /// not adapted.
+    /// The window of the connection, and the part that out-of-order data leaves (bytes). `None`: nobody has
+    /// set it.
     window: Option<(u32, u32)>,
     /// All streams that have something to read.
     pub(super) unread: UnreadStreams,
