@@ -388,11 +388,11 @@ impl<T> Channel<T> {
 }
 
 /// SplitMix64 (Steele, Lea and Flood 2014): small, fast, and good enough to draw losses.
-struct Rng(u64);
+pub struct Rng(pub u64);
 
 impl Rng {
     /// The next number, uniformly distributed in [0, 1).
-    fn uniform(&mut self) -> f64 {
+    pub fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

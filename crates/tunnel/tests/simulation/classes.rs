@@ -54,6 +54,18 @@ impl Call {
     }
 }
 
+/// The classes that every client has: `default`, `critical` and `bulk`.
+pub(crate) fn profiles() -> [ClassProfile; 3] {
+    let weight = |number| Weight::new(number).unwrap();
+    let class = |name: &str, share| ClassProfile { name: name.to_owned(), share, ..ClassProfile::default() };
+    let half = Some(Portion::Percent(50));
+    [
+        class("default", Share { weight: weight(4), ..Share::default() }),
+        class("critical", Share { first: true, weight: weight(4), max: half, ..Share::default() }),
+        class("bulk", Share { weight: weight(1), ..Share::default() }),
+    ]
+}
+
 struct Site {
     world: World,
     client: usize,
@@ -70,15 +82,7 @@ impl Site {
     fn with_cc(links: &[&str], lane: FlowMode, given: Option<u64>, cc: Option<CongestionControl>) -> Self {
         let mut world = World::new();
         world.flow_rules = Rules { mode: lane, rules: Vec::new() };
-        let weight = |number| Weight::new(number).unwrap();
-        let class =
-            |name: &str, share| ClassProfile { name: name.to_owned(), share, ..ClassProfile::default() };
-        let half = Some(Portion::Percent(50));
-        world.classes = vec![
-            class("default", Share { weight: weight(4), ..Share::default() }),
-            class("critical", Share { first: true, weight: weight(4), max: half, ..Share::default() }),
-            class("bulk", Share { weight: weight(1), ..Share::default() }),
-        ];
+        world.classes = profiles().into();
         world.class_cc.extend(cc.map(|cc| ("bulk", cc)));
         let rule = |from, to, class| Rule { from_ports: vec![from..=to], class, ..Rule::default() };
         world.class_rules =

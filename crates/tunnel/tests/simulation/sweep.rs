@@ -18,17 +18,18 @@ use std::{
     time::Instant as RealInstant,
 };
 
-use mpvpn_class::{Rule, Rules as ClassRules, Share};
+use mpvpn_class::{Rule, Rules as ClassRules};
 use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_packet::ip;
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{ClassProfile, ClientState};
-use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId, Portion, Weight};
+use mpvpn_tunnel::ClientState;
+use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 use serde_json::json;
 
 use self::setting::{Beside, Load, Setting, Step, rtt_of};
 use crate::{
+    classes,
     paths::negotiated_mtu,
     world::{MS, SharedBottleneck, TOKEN, World, app::App, tcp::Flow},
 };
@@ -80,7 +81,7 @@ struct Run {
     mtu: usize,
 }
 
-/// The bytes that flows have delivered so far: those of IP packets, or those of streams.
+/// The load: TCP as packets, or as streams.
 enum Flows {
     Packets(Vec<Flow>),
     Streams(Vec<App>),
@@ -105,14 +106,8 @@ impl Played {
         world.seed = seed;
         let mode = if setting.load == Load::Packets { FlowMode::Datagram } else { FlowMode::Auto };
         world.flow_rules = Rules { mode, rules: Vec::new() };
-        let weight = |number| Weight::new(number).expect("a weight");
-        let class =
-            |name: &str, share| ClassProfile { name: name.to_owned(), share, ..ClassProfile::default() };
-        let half = Some(Portion::Percent(50));
-        world.classes = vec![
-            class("default", Share { weight: weight(4), ..Share::default() }),
-            class("critical", Share { first: true, weight: weight(4), max: half, ..Share::default() }),
-        ];
+        let [default, critical, _] = classes::profiles();
+        world.classes = vec![default, critical];
         let rule = Rule { from_ports: vec![CALL..=CALL], class: ClassId(1), ..Rule::default() };
         world.class_rules = ClassRules::new(vec![rule]);
         if let Beside::Bottleneck(spec) = &setting.beside {
@@ -236,7 +231,7 @@ impl Played {
         [ours as f64, theirs]
     }
 
-    /// Lets packets that have arrived be answered, and sends what is due; `step` passes.
+    /// Answers the packets that have arrived, sends those that are due, and lets `step` pass.
     fn advance(&mut self, step: Duration, phase: &mut Phase) {
         let now = self.world.now;
         if self.setting.has_call && now >= self.next_frame {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mpvpn_lab::{ChannelParams, Discipline, LinkSpec};
+use mpvpn_lab::{ChannelParams, Discipline, LinkSpec, emulation::Rng};
 use mpvpn_types::{BitRate, Duration};
 
 use super::LINK_MTU;
@@ -10,21 +10,12 @@ use super::LINK_MTU;
 /// The largest product of rate and round-trip time (bytes).
 const MAX_BDP_BYTES: f64 = 2e6;
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-struct Draw(u64);
+/// Random draws that follow from a seed.
+struct Draw(Rng);
 
 impl Draw {
-    /// Uniform in [0, 1).
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
     fn below(&mut self, count: usize) -> usize {
-        (self.unit() * count as f64) as usize
+        (self.0.uniform() * count as f64) as usize
     }
 
     fn one_in(&mut self, count: usize) -> bool {
@@ -33,7 +24,7 @@ impl Draw {
 
     /// Between two numbers, uniform in their logarithms.
     fn log(&mut self, least: f64, most: f64) -> f64 {
-        (least.ln() + self.unit() * (most / least).ln()).exp()
+        (least.ln() + self.0.uniform() * (most / least).ln()).exp()
     }
 }
 
@@ -93,7 +84,7 @@ fn spec(draw: &mut Draw, rate: f64, rtt: f64) -> ChannelParams {
     };
     let least = 10.0 * f64::from(LINK_MTU) * 8.0 / rate;
     let queue = (draw.log(0.5, 8.0) * rtt).max(least);
-    let jitter = if draw.one_in(2) { 0.0 } else { draw.unit() * rtt / 4.0 };
+    let jitter = if draw.one_in(2) { 0.0 } else { draw.0.uniform() * rtt / 4.0 };
     ChannelParams {
         rate: Some(BitRate::from_bps(rate as u64)),
         delay: Duration::from_secs_f64(rtt / 2.0),
@@ -111,8 +102,9 @@ fn both_ways(params: ChannelParams) -> LinkSpec {
 
 impl Setting {
     pub(super) fn draw(seed: u64, number: u64) -> Self {
-        let draw = &mut Draw(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number.wrapping_mul(0x5851_f42d)));
-        draw.unit();
+        let own = seed.wrapping_mul(0x1_0000_0001).wrapping_add(number.wrapping_mul(0x5851_f42d));
+        let draw = &mut Draw(Rng(own));
+        draw.0.uniform();
         let loss = match draw.below(20) {
             ..10 => Loss::None,
             10..15 => Loss::Random,

@@ -114,17 +114,9 @@ impl Bbr {
             (self.round, self.round_end) = (self.round + 1, self.delivered);
         }
         self.rates.retain(|(round, _)| round + RATE_ROUNDS > self.round);
-        self.rates.push_back((self.round, rate));
-        if self.rates.len() > 64 {
-            // Of each round the highest is enough.
-            let mut highest: VecDeque<(u64, f64)> = VecDeque::new();
-            for (round, rate) in self.rates.drain(..) {
-                match highest.back_mut() {
-                    Some(last) if last.0 == round => last.1 = last.1.max(rate),
-                    _ => highest.push_back((round, rate)),
-                }
-            }
-            self.rates = highest;
+        match self.rates.back_mut() {
+            Some((round, highest)) if *round == self.round => *highest = highest.max(rate),
+            _ => self.rates.push_back((self.round, rate)),
         }
         let is_expired = self.min_rtt.is_some_and(|(_, at)| now > at + MIN_RTT_TIME);
         if self.min_rtt.is_none_or(|(least, _)| rtt <= least) || is_expired {

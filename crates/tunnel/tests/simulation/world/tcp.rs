@@ -262,8 +262,8 @@ impl Flow {
         }
         self.tolerance = self.tolerance.max(u32::from(reordered));
         if let Some(newest) = newest {
-            let in_flight = self.sent.values().filter(|sent| !sent.sacked && !sent.lost).count();
             if let (Some(bbr), Some(stamp)) = (&mut self.bbr, newest.stamp) {
+                let in_flight = self.sent.values().filter(|sent| !sent.sacked && !sent.lost).count();
                 bbr.on_arrival(now, arrived, stamp, now - newest.at, in_flight as f64);
             }
             if !newest.retransmitted {

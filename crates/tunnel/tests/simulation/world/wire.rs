@@ -169,7 +169,7 @@ impl Wire {
     }
 }
 
-/// A bottleneck behind links of the first client: what crosses the links waits there once more.
+/// A bottleneck behind links of the first client: packets that crossed these links queue there.
 pub struct SharedBottleneck {
     links: Vec<LinkId>,
     /// Up and down.
