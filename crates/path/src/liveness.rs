@@ -634,9 +634,12 @@ impl Liveness {
         self.last_death = Some((now, lately.map_or(0, |(_, times)| times + 1)));
     }
 
-    /// Arrivals after which the path is alive again: more for a flapping path, so that it loses less data
-    /// when it dies again. If no other path works, it is used all the same.
+    /// Arrivals after which the path is alive again: more for a flapping path beside one that works, so that
+    /// it loses less data when it dies again. The only path carries the data whatever it is called.
     fn required_arrivals(&self, now: Instant) -> u32 {
+        if self.awaited_ack.is_some() {
+            return self.config.min_arrivals;
+        }
         let lately = self.last_death.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING_WINDOW);
         self.config.min_arrivals << lately.map_or(0, |(_, times)| times.min(MAX_DOUBLINGS))
     }

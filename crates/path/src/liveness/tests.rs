@@ -294,6 +294,19 @@ fn a_flapping_path_is_alive_later_each_time_but_never_given_up() {
 }
 
 #[test]
+fn the_only_path_is_back_as_soon_however_often_it_flaps() {
+    let mut pair = Pair::only();
+    pair.run(Duration::from_secs(3), true);
+    for phase in 0..20 {
+        pair.open = [false; 2];
+        pair.run((1500 + 13 * phase) * MS, true);
+        pair.changes.clear();
+        // A pause between questions, a sixteenth of the silence, and two heartbeats with their answers.
+        pair.must_be_back_within(200 * MS);
+    }
+}
+
+#[test]
 fn traffic_at_the_peer_makes_heartbeats_dense_while_it_reports_it() {
     let mut pair = Pair::new();
     pair.run(Duration::from_secs(20), false);
