@@ -83,6 +83,8 @@ pub struct Client {
     udp_in: PayloadInbox,
     reports: Reports,
     was_up: bool,
+    /// The MTU that the TUN got last (bytes).
+    mtu: Option<usize>,
     silence: Silence,
     echo_watch: Option<EchoWatch>,
     /// The networks behind this client that it announces.
@@ -106,6 +108,7 @@ impl Client {
             udp_in: PayloadInbox::default(),
             reports: Reports::default(),
             was_up: false,
+            mtu: None,
             silence: Silence::new(now),
             echo_watch: None,
             announced: Vec::new(),
@@ -572,8 +575,7 @@ impl Client {
             && session.up
             && let Some(mtu) = session.multipath.mtu.take_change()
         {
-            self.apps.tcp.split_tcp.set_mtu(mtu);
-            self.reports.events.push_back(ClientEvent::Mtu(mtu));
+            self.set_mtu(mtu);
         }
         self.check_up();
     }

@@ -4,6 +4,7 @@
 //! holds: it is at least [`MIN_MTU`]; growth is announced after [`GROWTH_HOLD`], a smaller value after
 //! [`SHRINK_HOLD`] (docs/design/mtu.md).
 
+use mpvpn_packet::ip::MAX_PACKET;
 use mpvpn_types::{Duration, Instant, target::TRANSPORT};
 
 /// The least MTU that is announced (bytes): what IPv6 requires (RFC 8200 §5).
@@ -34,6 +35,12 @@ pub(crate) struct MtuFollower {
 impl MtuFollower {
     pub(crate) fn new(now: Instant) -> Self {
         Self { started_at: now, limit: None, limit_since: now, announced: None, last_taken: None }
+    }
+
+    /// Takes the MTU over that an earlier connection of the session announced: to what was promised a new
+    /// connection is no more than a new path.
+    pub(crate) fn continue_from(&mut self, announced: Option<usize>) {
+        self.announced = announced;
     }
 
     /// Sets the largest packet that fits a datagram now (bytes).
@@ -76,6 +83,12 @@ impl MtuFollower {
     /// The MTU announced last (bytes).
     pub(crate) fn announced(&self) -> usize {
         self.announced.unwrap_or(MIN_MTU)
+    }
+
+    /// The largest packet that senders are not to be told to make smaller (bytes): any before the first MTU is
+    /// announced, as they would remember one that was too small for ten minutes (RFC 1191 §6.3).
+    pub(crate) fn largest_taken(&self) -> usize {
+        self.announced.unwrap_or(MAX_PACKET)
     }
 
     /// The announced MTU, if it changed since the last call.
@@ -131,6 +144,27 @@ mod tests {
         mtu.update(start + 1000 * MS, Some(1430));
         mtu.update_announced(start + 9000 * MS);
         assert_eq!(mtu.take_change(), None);
+    }
+
+    #[test]
+    fn a_new_connection_keeps_what_the_one_before_announced_and_follows_what_lasts() {
+        let start = Instant::now();
+        let mut mtu = MtuFollower::new(start);
+        mtu.continue_from(Some(1430));
+        assert_eq!((mtu.take_change(), mtu.largest_taken()), (Some(1430), 1430));
+        mtu.update(start, Some(1280));
+        mtu.update_announced(start + 2500 * MS);
+        assert_eq!(mtu.take_change(), Some(1280));
+    }
+
+    #[test]
+    fn before_the_first_announcement_nothing_is_too_big() {
+        let start = Instant::now();
+        let mut mtu = MtuFollower::new(start);
+        mtu.update(start, Some(1280));
+        assert_eq!((mtu.announced(), mtu.largest_taken()), (1280, 65_535));
+        mtu.update_announced(start + 80 * MS);
+        assert_eq!(mtu.largest_taken(), 1280);
     }
 
     #[test]

@@ -130,6 +130,7 @@ impl Client {
         session.request = Some(stream);
         let mut multipath = MultipathConnection::new(now, Role::Client, Some(stream), self.config.scheduler);
         multipath.set_class(self.config.class.as_ref());
+        multipath.mtu.continue_from(self.mtu);
         multipath.echo_watch = self.echo_watch.clone();
         // Until the server agrees, all links count as not metered.
         self.links.apply_policies(now, &mut multipath, false);
@@ -298,6 +299,13 @@ impl Client {
         self.on_lost(now, &LostReason::Transport(reason));
     }
 
+    /// The TUN gets another MTU (bytes).
+    pub(super) fn set_mtu(&mut self, mtu: usize) {
+        self.mtu = Some(mtu);
+        self.apps.tcp.split_tcp.set_mtu(mtu);
+        self.reports.events.push_back(ClientEvent::Mtu(mtu));
+    }
+
     pub(super) fn check_up(&mut self) {
         let Some(session) = &mut self.session else { return };
         // A client that was refused waits for the answer before its relays do.
@@ -310,9 +318,9 @@ impl Client {
                 return;
             }
             let Some(mtu) = session.known_mtu() else { return };
-            self.apps.tcp.split_tcp.set_mtu(mtu);
-            self.reports.events.push_back(ClientEvent::Mtu(mtu));
+            self.set_mtu(mtu);
         }
+        let Some(session) = &mut self.session else { return };
         session.up = true;
         self.was_up = true;
         self.connector.backoff.succeeded();

@@ -22,6 +22,8 @@ pub(super) struct PacketLimits {
     pub(super) mtu: usize,
     /// The announced MTU of the tunnel: larger than `mtu` while a path searches for its MTU.
     pub(super) announced: usize,
+    /// Largest TCP segment that is split if it does not fit.
+    pub(super) largest: usize,
 }
 
 /// Splits packets and puts datagram prefixes in front of them.
@@ -71,7 +73,7 @@ impl Packetizer {
         protocol: u8,
         limits: PacketLimits,
     ) -> Result<Pieces<'_>, SplitError> {
-        let PacketLimits { mtu, announced } = limits;
+        let PacketLimits { mtu, announced, largest } = limits;
         let is_tcp = protocol == protocol::TCP;
         if is_tcp {
             let partial = if hdr.needs_csum() { Checksum::Partial } else { Checksum::Full };
@@ -79,7 +81,7 @@ impl Packetizer {
         }
         match self.append(hdr, packet, mtu) {
             // While a path searches for its MTU, the limit is below the announced MTU: split the TCP segment.
-            Err(SplitError::TooBig { len, .. }) if is_tcp && len <= announced => {
+            Err(SplitError::TooBig { len, .. }) if is_tcp && len <= largest => {
                 self.append(as_super_packet(packet), packet, mtu)?;
             }
             result => result?,
@@ -153,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: PacketLimits = PacketLimits { mtu: 1280, announced: 1400 };
+    const LIMITS: PacketLimits = PacketLimits { mtu: 1280, announced: 1400, largest: 1400 };
     const PREFIX: usize = 2;
 
     /// The sizes of the IP packets that a packet becomes.
@@ -202,7 +204,7 @@ mod tests {
         let mut packetizer = Packetizer::new(0);
         let mut queued = |mut packet: Vec<u8>| {
             let protocol = ip::parse(&packet).expect("a packet").protocol();
-            let limits = PacketLimits { mtu: 1400, announced: 1400 };
+            let limits = PacketLimits { mtu: 1400, announced: 1400, largest: 1400 };
             let pieces = packetizer.split(VnetHdr::NONE, &mut packet, protocol, limits);
             let data = pieces.expect("it fits").iter().next().expect("a packet");
             let queued = QueuedPacket { data, flow: 9, needs_order: true, unnumbered: false };

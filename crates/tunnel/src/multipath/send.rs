@@ -49,7 +49,8 @@ impl MultipathConnection {
         flow_table: Option<&mut FlowTable>,
         urgent: bool,
     ) -> Option<Vec<u8>> {
-        let (mut mtu, announced) = (self.mtu.limit?, self.mtu.announced());
+        let mut mtu = self.mtu.limit?;
+        let (announced, largest) = (self.mtu.announced(), self.mtu.largest_taken());
         let view = ip::parse(packet).ok()?;
         self.note_traffic(now);
         if self.is_given_up(now) {
@@ -58,14 +59,15 @@ impl MultipathConnection {
         let flow = FlowKey::of(&view);
         if self.recovery.sequencer.is_some() && flow.protocol != protocol::TCP {
             // Packets that exceed the path MTU while it is being searched are sent in parts.
-            mtu = mtu.max(announced);
+            mtu = mtu.max(largest);
         }
         let ordered = needs_order(&view);
         let len = packet.len();
         let prefix = self.packetizer.prefix.as_ref().len();
-        let pieces = match self.packetizer.split(hdr, packet, flow.protocol, PacketLimits { mtu, announced })
-        {
+        let limits = PacketLimits { mtu, announced, largest };
+        let pieces = match self.packetizer.split(hdr, packet, flow.protocol, limits) {
             Ok(pieces) => pieces,
+            Err(SplitError::TooBig { .. }) if announced < largest => return None,
             Err(SplitError::TooBig { mtu, .. }) => {
                 let from = gateway.for_source(flow.src)?;
                 return icmp::packet_too_big(packet, mtu as u32, from);

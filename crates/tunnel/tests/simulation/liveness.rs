@@ -355,6 +355,39 @@ fn a_server_that_is_back_is_found_soon_and_at_once_where_something_is_wanted() {
     assert!(works(&mut world, client), "an app sends");
 }
 
+#[test]
+fn a_tunnel_whose_only_link_is_back_goes_on_at_once_with_the_packets_it_promised() {
+    let (mut world, client) = with_links(1);
+    world.send_both_ways(client, 2 * SECOND);
+    let mtu = world.machines[client].mtu.expect("an MTU");
+    let full = vec![1; mtu - 28];
+    // Until a new connection is tried.
+    let now = world.now;
+    lose(&mut world, client, 0, 1.0, 1.0);
+    world.machines[client].link_down(now, LinkId(0));
+    world.send_both_ways(client, 1500 * MS);
+    lose(&mut world, client, 0, 0.0, 0.0);
+    let back = world.now;
+    world.machines[client].link_up(back, LinkId(0));
+    world.machines[client].received.clear();
+    world.received_by_server.clear();
+    while world.now < back + 500 * MS {
+        let (out, returned) = (world.packet_to_target(client, &full), world.packet_to_client(client, &full));
+        world.client_sends(client, out);
+        world.server_sends(returned);
+        world.run(2 * MS);
+    }
+    // Handshake and request take a round trip each, and begin half a one late.
+    for (end, received) in [&world.machines[client].received, &world.received_by_server].iter().enumerate() {
+        let first = received.iter().find(|(_, packet)| packet.len() == mtu).map(|(at, _)| *at - back);
+        assert!(first.is_some_and(|after| after <= 5 * 2 * ONE_WAY), "{end}: {first:?}");
+        // Destination unreachable, fragmentation needed (RFC 792).
+        let too_big = received.iter().filter(|(_, packet)| packet[9] == 1 && packet[20..22] == [3, 4]);
+        assert_eq!(too_big.count(), 0, "{end}");
+    }
+    assert!(works(&mut world, client));
+}
+
 fn works(world: &mut World, client: usize) -> bool {
     let now = world.now;
     let report = world.machines[client].client.report(now);
