@@ -164,12 +164,16 @@ impl Client {
         other.is_asking(now) && self.links.are_among(&other.links)
     }
 
-    /// Whether no path of this client works over any link of another client, which heard the server earlier
-    /// than this one did.
+    /// Whether the paths of this client died after another client, whose links are among its own, heard the
+    /// server for the last time, and later than that one.
     pub(crate) fn found_silence_after(&self, other: &Self) -> bool {
-        let is_dead = |session: &Session| session.up && !session.multipath.paths.any_works();
-        self.silence.heard > other.silence.heard
-            && self.session.as_ref().is_some_and(is_dead)
+        let heard = other.silence.heard;
+        let died_since = |session: &Session| {
+            let paths = &session.multipath.paths;
+            session.up && !paths.any_works() && paths.dead_since().is_some_and(|at| at > heard)
+        };
+        self.silence.heard > heard
+            && self.session.as_ref().is_some_and(died_since)
             && other.links.are_among(&self.links)
     }
 

@@ -138,7 +138,7 @@ impl PathTable {
     }
 
     /// Returns since when no path works; `None` if one works.
-    pub(super) fn dead_since(&self) -> Option<Instant> {
+    pub(crate) fn dead_since(&self) -> Option<Instant> {
         if self.paths.is_empty() {
             return Some(self.empty_since);
         }

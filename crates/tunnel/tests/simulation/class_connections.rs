@@ -710,6 +710,35 @@ fn a_class_that_looks_after_its_links_takes_none_that_works_for_silent() {
     }
 }
 
+#[test]
+fn a_device_loses_its_carrier_once_while_its_only_link_is_silent() {
+    for phase in 0..150 {
+        let mut stage = Stage::over(World::new(), &[(100, 12 * MS)]);
+        stage.talk(CALL, 20 * MS, 3 * SECOND);
+        let (own, to) = stage.ends(CALL);
+        let mut changes = vec![(stage.now(), true)];
+        // Packets pass up again before they do down.
+        let silence = (1400 + 3 * phase) * MS;
+        for (up, down, time) in [(1.0, 1.0, silence), (0.0, 1.0, phase % 8 * 7 * MS), (0.0, 0.0, SECOND)] {
+            let link = stage.world.machines[stage.client].links.get_mut(&LinkId(0)).expect("a link");
+            (link.up.loss, link.down.loss) = (up, down);
+            let begin = stage.now();
+            while stage.now() < begin + time {
+                if (stage.now() - begin).as_millis().is_multiple_of(20) {
+                    stage.world.client_sends(stage.client, Packet::between(own, to).udp(b"call"));
+                }
+                stage.world.run(MS);
+                let reached = stage.connections().reaches_server(ClassId::DEFAULT);
+                if changes.last().is_some_and(|(_, before)| *before != reached) {
+                    changes.push((stage.now(), reached));
+                }
+            }
+        }
+        let times: Vec<_> = changes.iter().map(|(at, reached)| (*at - changes[0].0, *reached)).collect();
+        assert!(matches!(times[..], [_, (_, false), (_, true)]), "phase {phase}: {times:?}");
+    }
+}
+
 /// A class with two links whose first one falls silent; nobody uses the class until it sleeps. `traffic`:
 /// packets of another class tell that the link is silent.
 fn sleeps_over_a_silent_first_link(traffic: bool) -> Stage {
