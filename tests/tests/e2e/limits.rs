@@ -105,14 +105,17 @@ fn clients_of_other_programs_get_the_rates_of_their_user_over_tcp_too() {
     let link = site.add("alice", &["--up", "10mbit", "--down", "20mbit"]);
     let token = link.strip_prefix("mpvpn://").and_then(|rest| rest.split('@').next()).expect("a token");
     let pages = TestPages::start(&site.testbed, Host::Inet);
-    // Twelve seconds at the rate, so that the handshakes before it do not matter.
+    // Twelve seconds at the rate; the handshakes before them do not count.
     let url = pages.url(&inet4(), "30000000");
     let header = format!("Proxy-Authorization: Bearer {token}");
-    let args = ["curl", "-s", "--max-time", "40", "-o", "/dev/null", "-w", "%{speed_download}"];
+    let times = "%{size_download} %{time_starttransfer} %{time_total}";
+    let args = ["curl", "-s", "--max-time", "40", "-o", "/dev/null", "-w", times];
     let more = ["--proxy-insecure", "-p", "-x", "https://192.0.2.1:4433", "--proxy-header", &header, &url];
-    let speed = site.testbed.run(Host::Client, &[&args[..], &more].concat());
-    let bytes: f64 = speed.trim().parse().unwrap_or_else(|error| panic!("{speed}: {error}"));
-    is_the_rate("CONNECT over HTTP/1.1", bytes * 8e-6, 20.0);
+    let printed = site.testbed.run(Host::Client, &[&args[..], &more].concat());
+    let numbers: Vec<f64> = printed.split_whitespace().map(|number| number.parse().expect(number)).collect();
+    let [bytes, begin, end] = numbers[..] else { panic!("{printed}") };
+    println!("from {begin} s to {end} s");
+    is_the_rate("CONNECT over HTTP/1.1", bytes * 8e-6 / (end - begin), 20.0);
 }
 
 #[test]
