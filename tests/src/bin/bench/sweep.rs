@@ -50,6 +50,7 @@ struct Line {
     is_up: bool,
     utilisation: f64,
     of_best_link: f64,
+    of_plain: Option<f64>,
     call_added_ms: Option<f64>,
     call_lost: Option<f64>,
     packet_ms: f64,
@@ -197,6 +198,11 @@ fn judge(lines: &[Line]) -> Outcome {
             let share = share_of(&of_best, |of_best| of_best >= 0.97);
             let name = "packets: settings not below the best link alone".to_owned();
             outcome.figures.push(figure("sweep", name, share, "%", Bar::AtLeast(99.0)));
+            let of_plain = sorted(counted.iter().filter_map(|line| Some(100.0 * line.of_plain?)));
+            for (percent, of) in [(50, "median"), (5, "5th percentile")] {
+                let name = format!("packets: {of} of the same flows over the best link without a tunnel");
+                add(&mut outcome.figures, name, &of_plain, percent, "%", Bar::Higher);
+            }
         }
         curves.push((load.to_owned(), values));
     }
@@ -297,7 +303,7 @@ mod tests {
     fn line(load: &str, utilisation: f64) -> Line {
         let text = format!(
             r#"{{"seed":1,"number":2,"setting":"10mbit","load":"{load}","flows":1,"links":1,"loss":"none",
-                "beside":"nothing","step":"none","is_up":true,"utilisation":{utilisation},"of_best_link":1.0,
+                "beside":"nothing","step":"none","is_up":true,"utilisation":{utilisation},"of_best_link":1.0,"of_plain":null,
                 "call_added_ms":4.0,"call_lost":0.0,"packet_ms":1.2,"settled_ms":null,"share":null,"buffer_bdp":2}}"#
         );
         serde_json::from_str(&text).expect("a line")
