@@ -83,6 +83,8 @@ enum FlowLists {
     /// New flows, then old ones.
     All,
     Old,
+    /// Old flows, while the one whose turn it is needs order.
+    OldOrdered,
     New,
 }
 
@@ -187,6 +189,11 @@ impl FqCodel {
         self.limit_bytes = bytes;
     }
 
+    /// Sets CoDel's target.
+    pub fn set_target(&mut self, target: Duration) {
+        self.parameters.target_ns = as_ns(target);
+    }
+
     /// Sets the quantum in bytes, at least 256. The acceptable standing queue stays one packet.
     pub fn set_quantum(&mut self, bytes: usize) {
         self.quantum = as_deficit(bytes.max(256));
@@ -203,6 +210,12 @@ impl FqCodel {
     pub fn pop_old_flow(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
         self.dequeue(now, FlowLists::Old)
+    }
+
+    /// As [`Self::pop_old_flow`], but nothing if reordering does not harm the flow whose turn it is.
+    pub fn pop_ordered_flow(&mut self, now: Instant) -> Option<QueuedPacket> {
+        let now = self.ns(now);
+        self.dequeue(now, FlowLists::OldOrdered)
     }
 
     /// Removes and returns the next packet of the new flows, which send little, or have just begun.
@@ -253,7 +266,8 @@ impl FqCodel {
     /// Deficit round robin over these flows (RFC 8290 §4.2).
     fn dequeue(&mut self, now: u64, lists: FlowLists) -> Option<QueuedPacket> {
         loop {
-            let from_new = lists != FlowLists::Old && !self.new_flows.is_empty();
+            let may_be_new = matches!(lists, FlowLists::All | FlowLists::New);
+            let from_new = may_be_new && !self.new_flows.is_empty();
             if lists == FlowLists::New && !from_new {
                 return None;
             }
@@ -267,6 +281,10 @@ impl FqCodel {
                 self.flows.pop_front(list);
                 self.flows.push_back(&mut self.old_flows, slot);
                 continue;
+            }
+            let first = self.store.first(&self.flows.get_mut(slot).fifo);
+            if lists == FlowLists::OldOrdered && first.is_some_and(|packet| !packet.needs_order) {
+                return None;
             }
             if let Some(queued) = self.dequeue_from(slot, now) {
                 self.reset_if_empty();

@@ -40,6 +40,8 @@ pub enum EligiblePackets {
     Any,
     /// Not those of flows that send little: they wait for the path that delivers first, which is another one.
     OldFlows,
+    /// Of these, only those whose order the peer restores, so that it may hold others for them.
+    OrderedFlows,
     /// Only those of flows that send little, or have just begun.
     NewFlows,
     /// Only those of flows that are pinned to this path.
@@ -52,6 +54,7 @@ impl EligiblePackets {
         match self {
             Self::Any => shared.pop(now),
             Self::OldFlows => shared.pop_old_flow(now),
+            Self::OrderedFlows => shared.pop_ordered_flow(now),
             Self::NewFlows => shared.pop_new_flow(now),
             Self::Pinned => None,
         }
@@ -116,6 +119,17 @@ impl Dispatcher {
             queue.set_limit(waiting);
             queue.set_quantum(turn);
         }
+    }
+
+    /// Sets how long packets may wait without losses (CoDel's target).
+    pub fn set_target(&mut self, target: Duration) {
+        self.config.target = target;
+        self.queues_mut().for_each(|queue| queue.set_target(target));
+    }
+
+    /// Whether the peer restores the order of packets, so that a flow may take several paths.
+    pub fn is_numbered(&self) -> bool {
+        self.numbered
     }
 
     /// Sets whether packets are numbered, so that the peer restores their order and a flow may take several
@@ -323,6 +337,7 @@ impl Dispatcher {
             EligiblePackets::NewFlows => {
                 return own.queue.pop_new_flow(now).or_else(|| self.shared.pop_new_flow(now));
             }
+            EligiblePackets::OrderedFlows => return want.of(&mut self.shared, now),
             EligiblePackets::Any | EligiblePackets::OldFlows => {}
         }
         if own.deficit > 0
@@ -659,6 +674,27 @@ mod tests {
         let mut take = |want| dispatcher.pop(now, PathId(0), want).map(|packet| packet.flow);
         assert_eq!([(); 3].map(|()| take(EligiblePackets::NewFlows)), [Some(3), Some(2), None]);
         assert_eq!(take(EligiblePackets::Any), Some(1), "the rest is in its place");
+    }
+
+    #[test]
+    fn a_path_that_is_late_gets_no_packets_of_flows_without_order() {
+        let paths = [path(0, 20, PathState::Active), path(1, 300, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        dispatcher.set_numbered(now, true);
+        push(&mut dispatcher, now, 9, 1, ORDERED);
+        let late = |dispatcher: &mut Dispatcher| {
+            dispatcher.pop(now, PathId(1), EligiblePackets::OrderedFlows).map(|packet| packet.flow)
+        };
+        assert_eq!(late(&mut dispatcher), None, "the flow has just begun");
+        for _ in 0..4 {
+            dispatcher.pop(now, PathId(0), EligiblePackets::Any).unwrap();
+        }
+        assert_eq!(late(&mut dispatcher), Some(1));
+        push(&mut dispatcher, now, 9, 2, UNORDERED);
+        for _ in 0..40 {
+            assert_ne!(late(&mut dispatcher), Some(2));
+            dispatcher.pop(now, PathId(0), EligiblePackets::Any);
+        }
     }
 
     #[test]

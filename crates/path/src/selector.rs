@@ -16,8 +16,10 @@ pub struct PathCandidate {
     pub id: PathId,
     /// Bytes that congestion control, pacing and the shaper of its link allow now.
     pub available_window: u64,
-    /// Time to the peer while the path has no queue.
+    /// Time to the peer while the path has no queue ([`set_one_way_delays`]).
     pub one_way_delay: Duration,
+    /// Time until an acknowledgement is back while the path has no queue, over the path on which it returns.
+    pub round_trip: Duration,
     /// Bytes in flight or queued for the path.
     pub outstanding: u64,
     /// Delivery rate in bytes/s; 0 if unknown.
@@ -28,9 +30,9 @@ pub struct PathCandidate {
 
 impl PathCandidate {
     /// Time until `bytes` that are sent now have arrived, behind what is on the path already.
-    pub(crate) fn arrival_delay(&self, bytes: u64) -> Duration {
+    pub fn arrival_delay(&self, bytes: u64) -> Duration {
         // A bandwidth-delay product of bytes is in flight, or acknowledged on the way back, without a queue.
-        let under_way = (u128::from(self.rate) * self.one_way_delay.as_nanos() * 2 / 1_000_000_000) as u64;
+        let under_way = (u128::from(self.rate) * self.round_trip.as_nanos() / 1_000_000_000) as u64;
         let queue = self.outstanding.saturating_sub(under_way) + bytes;
         let nanos = u128::from(queue) * 1_000_000_000 / u128::from(self.rate.max(1));
         self.one_way_delay.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
@@ -40,6 +42,17 @@ impl PathCandidate {
     pub fn assign(&mut self, bytes: u64) {
         self.available_window = self.available_window.saturating_sub(bytes);
         self.outstanding += bytes;
+    }
+}
+
+/// Adds the one-way delays without queues to what is set already, for all candidates. Acknowledgements of all
+/// paths return on the quickest one, whose way there is taken to be as long as its way back.
+pub fn set_one_way_delays(candidates: [&mut [PathCandidate]; 2]) {
+    let back = candidates.iter().flat_map(|some| some.iter()).map(|candidate| candidate.round_trip).min();
+    let back = back.unwrap_or_default() / 2;
+    for candidate in candidates.into_iter().flatten() {
+        let way = candidate.round_trip.saturating_sub(back);
+        candidate.one_way_delay = candidate.one_way_delay.saturating_add(way);
     }
 }
 
@@ -202,6 +215,14 @@ pub fn first_to_arrive(candidates: &[PathCandidate]) -> Option<usize> {
     first_to_arrive_if(candidates, |_| true)
 }
 
+/// As [`first_to_arrive`]; `None` also if a packet would arrive there later than a round trip after it could on
+/// another path, which has window again by then.
+pub fn first_to_arrive_soon(candidates: &[PathCandidate]) -> Option<usize> {
+    let best = candidates.iter().min_by_key(|candidate| candidate.arrival_delay(0))?;
+    let limit = best.arrival_delay(0).saturating_add(best.round_trip);
+    first_to_arrive(candidates).filter(|at| candidates[*at].arrival_delay(0) <= limit)
+}
+
 /// As [`first_to_arrive`], among the candidates that `may` accepts.
 pub fn first_to_arrive_if(
     candidates: &[PathCandidate],
@@ -216,13 +237,10 @@ pub fn first_to_arrive_if(
 
 /// The path delay difference of `candidates[index]`: how much later data arrives there than on the quickest
 /// path, without queues; and how many bytes from quicker paths the peer has to hold for that long.
-///
-/// Acknowledgements return on the quickest path, so round-trip times differ by as much as one-way delays: the
-/// difference is twice that of the halved round-trip times in `one_way_delay`.
 pub fn delay_difference(candidates: &[PathCandidate], at: usize) -> (Duration, u64) {
     let (mut most, mut held) = (Duration::ZERO, 0u64);
     for other in candidates {
-        let apart = candidates[at].one_way_delay.saturating_sub(other.one_way_delay) * 2;
+        let apart = candidates[at].one_way_delay.saturating_sub(other.one_way_delay);
         let bytes = apart.as_nanos() * u128::from(other.rate) / 1_000_000_000;
         held = held.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
         most = most.max(apart);
@@ -239,6 +257,7 @@ mod tests {
             id: PathId(id),
             available_window: room,
             one_way_delay: Duration::from_millis(delay_ms),
+            round_trip: Duration::from_millis(2 * delay_ms),
             outstanding: 0,
             rate: mbit * 125_000,
             weight: 1,
@@ -308,8 +327,32 @@ mod tests {
     }
 
     #[test]
+    fn acknowledgements_return_on_the_quickest_path() {
+        let mut paths = [candidate(0, 0, 8, 0), candidate(1, 0, 20, 0)];
+        // 30 ms each way, and 280 there with 30 back.
+        (paths[0].round_trip, paths[1].round_trip) = (Duration::from_millis(60), Duration::from_millis(310));
+        // A delay that is known already.
+        paths[0].one_way_delay = Duration::from_millis(5);
+        let (first, second) = paths.split_at_mut(1);
+        set_one_way_delays([first, second]);
+        assert_eq!(paths.map(|path| path.one_way_delay.as_millis()), [35, 280]);
+        set_one_way_delays([&mut [], &mut []]);
+    }
+
+    #[test]
+    fn what_is_sent_again_waits_for_a_path_on_which_it_arrives_much_earlier() {
+        let mut paths = [candidate(0, 30, 8, 0), candidate(1, 280, 20, 9000)];
+        assert_eq!((first_to_arrive(&paths), first_to_arrive_soon(&paths)), (Some(1), None));
+        // A round trip of the quick one is 60 ms.
+        paths[1].one_way_delay = Duration::from_millis(90);
+        assert_eq!(first_to_arrive_soon(&paths), Some(1));
+        paths[0].available_window = 9000;
+        assert_eq!(first_to_arrive_soon(&paths), Some(0));
+    }
+
+    #[test]
     fn the_peer_holds_what_quicker_paths_deliver_before_a_slower_one() {
-        let candidates = [candidate(0, 10, 8, 0), candidate(1, 5, 16, 0), candidate(2, 35, 80, 0)];
+        let candidates = [candidate(0, 15, 8, 0), candidate(1, 5, 16, 0), candidate(2, 65, 80, 0)];
         assert_eq!(delay_difference(&candidates, 1), (Duration::ZERO, 0));
         assert_eq!(delay_difference(&candidates, 0), (Duration::from_millis(10), 20_000));
         assert_eq!(delay_difference(&candidates, 2), (Duration::from_millis(60), 50_000 + 120_000));

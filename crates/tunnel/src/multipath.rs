@@ -56,6 +56,7 @@ use mpvpn_types::{
 
 use crate::{ClassProfile, EchoWatch, mtu::MtuFollower, shapers::Shapers};
 use clocks::ClockReports;
+use delay_difference::LatePaths;
 use events::PathEvents;
 pub(crate) use flow_order::FlowMeter;
 use groups::PathGroups;
@@ -104,6 +105,7 @@ pub(crate) struct MultipathConnection {
     /// Path candidates of the current pass; a field so that its allocation is reused.
     candidates: Vec<PathCandidate>,
     recovery: Recovery,
+    late_paths: LatePaths,
     heartbeats: Heartbeats,
     /// Clock reports, if both ends negotiated them.
     clocks: Option<ClockReports>,
@@ -145,6 +147,7 @@ impl MultipathConnection {
             scheduler: PacketScheduler::new(scheduler),
             candidates: Vec::new(),
             recovery: Recovery::new(role),
+            late_paths: LatePaths::default(),
             heartbeats: Heartbeats::new(role),
             clocks: None,
             paths: PathTable::new(now),

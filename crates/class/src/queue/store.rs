@@ -71,6 +71,11 @@ impl Store {
         self.slots.get_mut(fifo.tail as usize).map(|slot| &mut slot.packet)
     }
 
+    /// The oldest packet of a list.
+    pub(super) fn first(&self, fifo: &Fifo) -> Option<&Packet> {
+        self.slots.get(fifo.head as usize).map(|slot| &slot.packet)
+    }
+
     pub(super) fn pop(&mut self, fifo: &mut Fifo) -> Option<Packet> {
         if fifo.head == NIL {
             return None;

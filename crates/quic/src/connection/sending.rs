@@ -116,14 +116,16 @@ impl Connection {
         budget.saturating_sub(queued)
     }
 
-    /// A path's group as a candidate of the scheduler, with at most `max` bytes of available window.
+    /// A path's group as a candidate of the scheduler, with at most `max` bytes of available window. Its
+    /// one-way delay follows from the round trips of all paths.
     pub fn path_candidate(&mut self, now: Instant, id: PathId, max: u64) -> PathCandidate {
         let room = self.available_window(now, id).min(max);
         let ahead = self.paths.group(id).map(Path::outstanding).sum();
-        let (one_way_delay, rate) = self.paths.get(id).map_or((Duration::MAX, 0), |path| {
-            (path.gate.base_rtt() / 2, path.limits.under_cap(path.gate.rate()))
+        let (round_trip, rate) = self.paths.get(id).map_or((Duration::MAX, 0), |path| {
+            (path.gate.base_rtt(), path.limits.under_cap(path.gate.rate()))
         });
-        PathCandidate { id, available_window: room, one_way_delay, outstanding: ahead, rate, weight: 1 }
+        let (available_window, outstanding, one_way_delay) = (room, ahead, Duration::ZERO);
+        PathCandidate { id, available_window, one_way_delay, round_trip, outstanding, rate, weight: 1 }
     }
 
     /// Sets whether more data waited for a path's group than its available window. Congestion controllers

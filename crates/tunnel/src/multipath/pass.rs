@@ -14,8 +14,9 @@ use mpvpn_quic::{Connection, TrackedDatagram};
 use mpvpn_types::{Duration, Instant, PathId, Tier, Weight};
 
 use super::{
-    groups::PathGroups, log_context::LogContext, packetizer::Packetizer, path_table::PathTable,
-    recovery::Recovery, scheduling::PacketScheduler, sequence::Sequencer, traffic::Traffic,
+    delay_difference::LatePaths, groups::PathGroups, log_context::LogContext, packetizer::Packetizer,
+    path_table::PathTable, recovery::Recovery, scheduling::PacketScheduler, sequence::Sequencer,
+    traffic::Traffic,
 };
 use crate::{EchoWatch, accounts::counted_bytes};
 
@@ -42,6 +43,7 @@ pub(super) struct Pass<'a> {
     pub(super) paths: &'a PathTable,
     pub(super) groups: &'a PathGroups,
     pub(super) traffic: &'a mut Traffic,
+    pub(super) late_paths: &'a mut LatePaths,
     pub(super) rate_limit: Option<&'a mut RateLimitMember>,
     /// Records the links of ICMP echoes, while a program asks for them.
     pub(super) echo_watch: Option<&'a EchoWatch>,
@@ -53,9 +55,9 @@ pub(super) struct Pass<'a> {
 
 /// The result of moving packets to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Handover {
+pub(super) struct Handover {
     /// At least one packet was moved.
-    moved: bool,
+    pub(super) moved: bool,
     /// No packet for this path is left in the queues.
     drained: bool,
 }
@@ -74,6 +76,7 @@ impl Pass<'_> {
             let (tier, candidate) = candidate_of(self.paths, self.connection, self.now, id);
             if tier == Tier::Primary { &mut *candidates } else { &mut later }.push(candidate);
         }
+        mpvpn_path::set_one_way_delays([&mut *candidates, &mut later]);
         // With copies of each packet, paths of later tiers are needed for the copies.
         if candidates.len() < usize::from(self.scheduler.choice.copies()) {
             candidates.append(&mut later);
@@ -95,6 +98,7 @@ impl Pass<'_> {
             moved |= self.fill_paths(candidates);
         }
         moved |= self.fill_high_delay_paths(candidates);
+        moved |= self.fill_late_paths(candidates);
         let waits = self.recovery.has_waiting() || self.connection.stream_backlog() > 0;
         for candidate in &*candidates {
             let limited = (waits || self.scheduler.dispatcher.has_packet_for(candidate.id))
@@ -164,7 +168,7 @@ impl Pass<'_> {
     }
 
     /// Moves one turn of packets to the path of `candidates[at]`.
-    fn give_packets(
+    pub(super) fn give_packets(
         &mut self,
         candidates: &mut [PathCandidate],
         at: usize,
@@ -328,7 +332,7 @@ impl Pass<'_> {
     fn retransmit(&mut self, candidates: &mut [PathCandidate]) -> bool {
         let Some(sequencer) = &mut self.recovery.sequencer else { return false };
         let mut moved = false;
-        while let Some(at) = mpvpn_path::first_to_arrive(candidates) {
+        while let Some(at) = mpvpn_path::first_to_arrive_soon(candidates) {
             let Some(datagram) = sequencer.next_retransmission() else { break };
             let candidate = &mut candidates[at];
             if datagram.data.len() <= self.max {
@@ -420,6 +424,6 @@ fn candidate_of(
         return (Tier::Primary, PathCandidate { weight: Weight::default().get().into(), ..candidate });
     };
     let policy = path.policy.get();
-    let delay = candidate.one_way_delay + path.stall.delay(now);
-    (policy.tier, PathCandidate { weight: policy.weight.get().into(), one_way_delay: delay, ..candidate })
+    let one_way_delay = path.stall.delay(now);
+    (policy.tier, PathCandidate { weight: policy.weight.get().into(), one_way_delay, ..candidate })
 }

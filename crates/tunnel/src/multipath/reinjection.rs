@@ -194,6 +194,7 @@ mod tests {
             id: PathId(id),
             available_window: window,
             one_way_delay: delay,
+            round_trip: 2 * delay,
             outstanding: 0,
             rate: 1_000_000,
             weight: 1,

@@ -19,16 +19,24 @@ const MAX_QUEUE_DURATION: Duration = Duration::from_millis(150);
 /// Smaller: more decisions, shorter segmented sends. Larger: a wrong decision costs more.
 const MAX_PATH_TURN_BYTES: u64 = 12 * 1024;
 
+/// CoDel's target: how long packets wait without losses. Larger than RFC 8289 (§4.3) proposes for a bottleneck
+/// (5 ms): packets of other flows do not wait behind those of a flow, and a congestion window that still grows
+/// must not meet losses. Chosen.
+const QUEUE_TARGET: Duration = Duration::from_millis(40);
+
 /// Queues packets, and chooses the path for the next ones.
 #[derive(Debug)]
 pub(crate) struct PacketScheduler {
     pub(crate) dispatcher: Dispatcher,
     pub(super) choice: PathSelector,
+    /// How much longer packets may wait, so that a path with a longer delay is used.
+    standing: Duration,
 }
 
 impl PacketScheduler {
     pub(super) fn new(scheduler: Scheduler) -> Self {
-        Self { dispatcher: Dispatcher::new(scheduler, queue_config()), choice: PathSelector::new() }
+        let dispatcher = Dispatcher::new(scheduler, queue_config());
+        Self { dispatcher, choice: PathSelector::new(), standing: Duration::ZERO }
     }
 
     /// Sets another scheduler; the queues must be empty.
@@ -90,7 +98,15 @@ impl PacketScheduler {
 
     /// Sets the total rate of the paths in use (bytes/s), from which the queue limits follow.
     pub(super) fn set_rate(&mut self, rate: u64) {
-        self.dispatcher.set_limits(queue_limit_bytes(rate), flow_turn_bytes(rate));
+        self.dispatcher.set_limits(queue_limit_bytes(rate, self.standing), flow_turn_bytes(rate));
+    }
+
+    /// Lets packets wait for this much longer than usual without losses.
+    pub(super) fn set_standing(&mut self, standing: Duration) {
+        if self.standing != standing {
+            self.standing = standing;
+            self.dispatcher.set_target(QUEUE_TARGET + standing);
+        }
     }
 
     /// Returns the current queueing time of packets (sojourn time, RFC 8289).
@@ -99,22 +115,22 @@ impl PacketScheduler {
     }
 }
 
-/// The configuration of the FQ-CoDel queues. Target and interval are larger than RFC 8289 (§4.3, §4.4)
-/// proposes for a bottleneck (5 and 100 ms): packets of other flows do not wait behind those of a flow, and a
-/// congestion window that still grows must not meet losses. Values: chosen.
+/// The configuration of the FQ-CoDel queues. The interval is larger than RFC 8289 (§4.4) proposes for a
+/// bottleneck (100 ms), as is the target. Chosen.
 fn queue_config() -> QueueConfig {
     QueueConfig {
-        target: Duration::from_millis(40),
+        target: QUEUE_TARGET,
         interval: Duration::from_millis(300),
-        limit_bytes: queue_limit_bytes(0),
+        limit_bytes: queue_limit_bytes(0, Duration::ZERO),
         ..QueueConfig::default()
     }
 }
 
-/// Returns the limit of the queues in bytes: [`MAX_QUEUE_DURATION`] at `rate` bytes/s, at least 384 KiB and
-/// at most 8 MiB.
-fn queue_limit_bytes(rate: u64) -> usize {
-    let bytes = (u128::from(rate) * MAX_QUEUE_DURATION.as_nanos() / 1_000_000_000) as usize;
+/// Returns the limit of the queues in bytes: [`MAX_QUEUE_DURATION`] and `standing` at `rate` bytes/s, at least
+/// 384 KiB and at most 8 MiB.
+fn queue_limit_bytes(rate: u64, standing: Duration) -> usize {
+    let time = MAX_QUEUE_DURATION + standing;
+    let bytes = (u128::from(rate) * time.as_nanos() / 1_000_000_000) as usize;
     // 1 MiB while the rate is not known.
     if rate == 0 { 1 << 20 } else { bytes.clamp(384 << 10, 8 << 20) }
 }
@@ -132,10 +148,10 @@ mod tests {
 
     #[test]
     fn queues_hold_150_ms_of_what_the_paths_carry_within_bounds() {
-        assert_eq!(queue_limit_bytes(0), 1 << 20, "the rate is not known");
-        assert_eq!(queue_limit_bytes(100_000), 384 << 10);
-        assert_eq!(queue_limit_bytes(10_000_000), 1_500_000);
-        assert_eq!(queue_limit_bytes(1 << 40), 8 << 20);
+        assert_eq!(queue_limit_bytes(0, Duration::ZERO), 1 << 20, "the rate is not known");
+        assert_eq!(queue_limit_bytes(100_000, Duration::ZERO), 384 << 10);
+        assert_eq!(queue_limit_bytes(10_000_000, Duration::ZERO), 1_500_000);
+        assert_eq!(queue_limit_bytes(1 << 40, Duration::ZERO), 8 << 20);
     }
 
     #[test]

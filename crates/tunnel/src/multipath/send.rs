@@ -207,6 +207,7 @@ impl MultipathConnection {
             paths: &self.paths,
             groups: &self.groups,
             traffic: &mut self.traffic,
+            late_paths: &mut self.late_paths,
             rate_limit: self.rate_limit.as_mut(),
             echo_watch: self.echo_watch.as_ref().filter(|watch| watch.is_active(now)),
             allowance: u64::MAX,

@@ -27,7 +27,7 @@ use mpvpn_tunnel::ClientState;
 use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 use serde_json::json;
 
-use self::setting::{Beside, Load, Setting, Step, rtt_of};
+use self::setting::{Beside, Load, Loss, Setting, Step, rtt_of};
 use crate::{
     classes,
     paths::negotiated_mtu,
@@ -52,13 +52,15 @@ const WAKE: u32 = u32::MAX;
 const LINK_MTU: u32 = 1500;
 /// The bytes of a stream that it carries: without the headers of IP, UDP and QUIC, the frame's and the tag.
 const STREAM_BYTES: f64 = 1436.0;
+/// The payload of a full segment on a link.
+const SEGMENT_BYTES: f64 = 1448.0;
 /// How long a tunnel may take to come up.
 const MAX_START: Duration = Duration::from_secs(60);
 const CALL: u16 = 5060;
 const FIRST_PORT: u16 = 40_000;
 const FAR: ([u8; 4], u16) = ([203, 0, 113, 9], 5201);
-/// The ends of a foreign flow, which no tunnel sees.
-const FOREIGN: [([u8; 4], u16); 2] = [([192, 0, 2, 200], 6000), ([192, 0, 2, 201], 6001)];
+/// The ends of the first foreign flow, which no tunnel sees.
+const FOREIGN: [([u8; 4], u16); 2] = [([192, 0, 2, 200], 6000), ([192, 0, 2, 201], 5999)];
 
 /// A phase of a run: before a change, and after it.
 #[derive(Clone, Debug, Default)]
@@ -88,12 +90,24 @@ enum Flows {
     Idle,
 }
 
+/// What a run is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// The load and what is beside it.
+    Loaded,
+    /// The call alone.
+    Idle,
+    /// The load's flows over this link alone, outside of the tunnel.
+    Plain(usize),
+}
+
 struct Played {
     setting: Setting,
     world: World,
     client: usize,
     flows: Flows,
-    foreign: Option<Flow>,
+    /// Flows outside of the tunnel, and their link.
+    foreign: (LinkId, Vec<Flow>),
     /// When each packet of the call was sent.
     frames: Vec<Instant>,
     next_frame: Instant,
@@ -101,7 +115,7 @@ struct Played {
 }
 
 impl Played {
-    fn new(setting: &Setting, seed: u64, has_load: bool) -> Option<Self> {
+    fn new(setting: &Setting, seed: u64, purpose: Purpose) -> Option<Self> {
         let mut world = World::new();
         world.seed = seed;
         let mode = if setting.load == Load::Packets { FlowMode::Datagram } else { FlowMode::Auto };
@@ -121,15 +135,15 @@ impl Played {
             world,
             client,
             flows: Flows::Idle,
-            foreign: None,
+            foreign: (LinkId(0), Vec::new()),
             frames: Vec::new(),
             mtu: 0,
         };
-        played.start(has_load).then_some(played)
+        played.start(purpose).then_some(played)
     }
 
     /// Waits until the tunnel is up, and both classes, and begins the load. Returns whether that worked.
-    fn start(&mut self, has_load: bool) -> bool {
+    fn start(&mut self, purpose: Purpose) -> bool {
         let limit = self.world.now + MAX_START;
         let is_up = |world: &mut World, client: usize| {
             let reports = world.machines[client].client.0.reports(world.now);
@@ -159,8 +173,10 @@ impl Played {
             self.mtu = negotiated_mtu(&mut self.world, self.client, ends);
         }
         self.next_frame = self.world.now;
-        if has_load {
-            self.begin(near);
+        match purpose {
+            Purpose::Loaded => self.begin(near),
+            Purpose::Idle => {}
+            Purpose::Plain(link) => self.begin_foreign(link, self.setting.flows, false),
         }
         true
     }
@@ -185,12 +201,20 @@ impl Played {
                 Flows::Streams((0..flows).map(app).collect())
             }
         };
-        let [from, to] = FOREIGN.map(SocketAddr::from);
-        self.foreign = match beside {
-            Beside::Cubic => Some(Flow::new(from, to, LINK_MTU as usize)),
-            Beside::Bbr => Some(Flow::new(from, to, LINK_MTU as usize).with_bbr(self.world.now)),
-            _ => None,
+        match beside {
+            Beside::Cubic => self.begin_foreign(0, 1, false),
+            Beside::Bbr => self.begin_foreign(0, 1, true),
+            Beside::Nothing | Beside::Bottleneck(_) => {}
+        }
+    }
+
+    fn begin_foreign(&mut self, link: usize, count: u16, has_bbr: bool) {
+        let [(from, port), to] = FOREIGN;
+        let flow = |number: u16| {
+            let flow = Flow::new((from, port + number).into(), to.into(), LINK_MTU as usize);
+            if has_bbr { flow.with_bbr(self.world.now) } else { flow }
         };
+        self.foreign = (LinkId(link as u16), (0..count).map(flow).collect());
     }
 
     fn frame_up(&mut self, number: u32) {
@@ -223,12 +247,12 @@ impl Played {
         }
     }
 
-    /// Bytes on the first link so far: the tunnel's, and the foreign flow's.
+    /// Bytes on the link of foreign flows so far: the tunnel's, and theirs.
     fn on_link(&self) -> [f64; 2] {
-        let link = &self.world.machines[self.client].links[&LinkId(0)];
+        let (link, flows) = &self.foreign;
+        let link = &self.world.machines[self.client].links[link];
         let ours = if self.setting.is_up { link.up.carried } else { link.down.carried };
-        let theirs = self.foreign.as_ref().map_or(0.0, |flow| flow.delivered() as f64);
-        [ours as f64, theirs]
+        [ours as f64, flows.iter().map(|flow| flow.delivered() as f64).sum()]
     }
 
     /// Answers the packets that have arrived, sends those that are due, and lets `step` pass.
@@ -289,17 +313,26 @@ impl Played {
     }
 
     fn advance_foreign(&mut self, now: Instant) {
-        let Some(flow) = &mut self.foreign else { return };
-        let link = self.world.machines[self.client].links.get_mut(&LinkId(0)).expect("a first link");
+        let (link, flows) = &mut self.foreign;
+        let link = self.world.machines[self.client].links.get_mut(link).expect("their link");
         let (there, back) =
             if self.setting.is_up { (&mut link.up, &mut link.down) } else { (&mut link.down, &mut link.up) };
-        for packet in std::mem::take(&mut there.foreign) {
-            if let Some(answer) = flow.receive(&packet) {
-                back.push_foreign(now, answer);
+        let mut arrived = std::mem::take(&mut there.foreign);
+        arrived.append(&mut back.foreign);
+        for packet in arrived {
+            match flows.iter_mut().find_map(|flow| Some((flow.is_mine(&packet)?, flow))) {
+                Some((true, flow)) => {
+                    if let Some(answer) = flow.receive(&packet) {
+                        back.push_foreign(now, answer);
+                    }
+                }
+                Some((false, flow)) => flow.acknowledged(now, &packet),
+                None => {}
             }
         }
-        std::mem::take(&mut back.foreign).iter().for_each(|packet| flow.acknowledged(now, packet));
-        flow.send(now).into_iter().for_each(|packet| there.push_foreign(now, packet));
+        for packet in flows.iter_mut().flat_map(|flow| flow.send(now)) {
+            there.push_foreign(now, packet);
+        }
     }
 
     fn change(&mut self) {
@@ -379,12 +412,20 @@ fn line(seed: u64, number: u64) -> String {
     let began = RealInstant::now();
     let setting = Setting::draw(seed, number);
     let run_seed = seed.wrapping_mul(1000).wrapping_add(number);
-    let run = |has_load| Played::new(&setting, run_seed, has_load).map(Played::play);
-    let loaded = run(true);
-    let idle = if setting.has_call { run(false) } else { None };
+    let run = |purpose| Played::new(&setting, run_seed, purpose).map(Played::play);
+    let loaded = run(Purpose::Loaded);
+    let idle = if setting.has_call { run(Purpose::Idle) } else { None };
+    // What the inner TCP reaches over each link alone. A bottleneck is only behind the tunnel's links.
+    let is_compared = setting.load == Load::Packets && setting.beside == Beside::Nothing;
+    let plain = (0..if is_compared { setting.links.len() } else { 0 }).filter_map(|link| {
+        let run = run(Purpose::Plain(link))?;
+        let segments = run.phases.iter().map(|phase| phase.on_link[1] / SEGMENT_BYTES).sum::<f64>();
+        Some(segments * f64::from(LINK_MTU))
+    });
+    let plain = plain.reduce(f64::max);
     let ceilings = [setting.ceiling(&setting.links), setting.ceiling(&setting.changed())];
     let (mut bytes, mut most, mut best, mut counted) = (0.0, 0.0, 0.0, Duration::ZERO);
-    let mut share = None;
+    let (mut share, mut of_plain) = (None, None);
     let (mut added, mut lost, mut settled_ms) = (None, None, None);
     if let Some(run) = &loaded {
         let of_wire = match setting.load {
@@ -398,6 +439,7 @@ fn line(seed: u64, number: u64) -> String {
             best += one * of_wire / 8.0 * seconds;
             counted += phase.counted;
         }
+        of_plain = plain.map(|plain| bytes / of_wire / plain.max(1.0));
         let on_link = [0, 1].map(|of| run.phases.iter().map(|phase| phase.on_link[of]).sum::<f64>());
         if matches!(setting.beside, Beside::Cubic | Beside::Bbr) {
             share = Some(on_link[0] / (on_link[0] + on_link[1]).max(1.0));
@@ -450,6 +492,7 @@ fn line(seed: u64, number: u64) -> String {
         "is_up": loaded.is_some(),
         "utilisation": if most > 0.0 { bytes / most } else { 0.0 },
         "of_best_link": if best > 0.0 { bytes / best } else { 0.0 },
+        "of_plain": of_plain,
         "counted_s": counted.as_secs_f64(),
         "call_added_ms": added,
         "call_lost": lost,
@@ -460,6 +503,33 @@ fn line(seed: u64, number: u64) -> String {
         "took_s": began.elapsed().as_secs_f64(),
     })
     .to_string()
+}
+
+/// The rate of this many flows of packets up over these links (Mbit/s, with the tunnel's headers).
+fn rate_over(links: &[&str], flows: u16) -> f64 {
+    let setting = Setting {
+        links: links.iter().map(|link| link.parse().expect("a link")).collect(),
+        loss: Loss::Random,
+        beside: Beside::Nothing,
+        step: None,
+        load: Load::Packets,
+        flows,
+        is_up: true,
+        has_call: false,
+    };
+    let run = Played::new(&setting, 1, Purpose::Loaded).expect("a tunnel").play();
+    let phase = &run.phases[0];
+    phase.bytes * f64::from(LINK_MTU) / run.mtu as f64 * 8e-6 / phase.counted.as_secs_f64()
+}
+
+#[test]
+fn a_lossy_link_of_half_a_second_adds_to_a_quick_one() {
+    let [late, quick] = ["20mbit,280ms,loss=0.3%,queue=600ms", "8mbit,30ms,loss=1%,queue=100ms"];
+    for (flows, least) in [(1, 0.6), (8, 0.9)] {
+        let rate = rate_over(&[late, quick], flows);
+        println!("{flows} flows: {rate:.1} Mbit/s");
+        assert!(rate >= least * (20.0 * 0.997 + 8.0 * 0.99), "{flows} flows: {rate}");
+    }
 }
 
 #[test]
