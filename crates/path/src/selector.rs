@@ -215,8 +215,8 @@ pub fn first_to_arrive(candidates: &[PathCandidate]) -> Option<usize> {
     first_to_arrive_if(candidates, |_| true)
 }
 
-/// As [`first_to_arrive`]; `None` also if a packet would arrive there later than a round trip after it could on
-/// another path, which has window again by then.
+/// As [`first_to_arrive`]; `None` also if a packet would arrive there later than a round trip after it could
+/// on another path, which has window again by then.
 pub fn first_to_arrive_soon(candidates: &[PathCandidate]) -> Option<usize> {
     let best = candidates.iter().min_by_key(|candidate| candidate.arrival_delay(0))?;
     let limit = best.arrival_delay(0).saturating_add(best.round_trip);

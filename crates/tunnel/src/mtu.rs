@@ -85,8 +85,8 @@ impl MtuFollower {
         self.announced.unwrap_or(MIN_MTU)
     }
 
-    /// The largest packet that senders are not to be told to make smaller (bytes): any before the first MTU is
-    /// announced, as they would remember one that was too small for ten minutes (RFC 1191 §6.3).
+    /// The largest packet that senders are not to be told to make smaller (bytes): any before the first MTU
+    /// is announced, as they would remember one that was too small for ten minutes (RFC 1191 §6.3).
     pub(crate) fn largest_taken(&self) -> usize {
         self.announced.unwrap_or(MAX_PACKET)
     }

@@ -7,8 +7,8 @@
 //!
 //! A flow of packets slows down when its round trips suddenly become longer. So a later path is used once
 //! packets wait as long as it is later: then they arrive there no later than if they waited for quicker ones.
-//! What follows waits for these packets at the peer, whatever path it takes, so that the path goes on being
-//! used while its packets are under way (docs/design/scheduler.md).
+//! Later packets wait for these at the peer, whatever path they take, so that the path goes on being used
+//! while its packets are under way (docs/design/scheduler.md).
 
 use mpvpn_path::{EligiblePackets, PathCandidate, delay_difference};
 use mpvpn_types::{Duration, Instant, PathId, target::SCHEDULER};

@@ -19,9 +19,9 @@ const MAX_QUEUE_DURATION: Duration = Duration::from_millis(150);
 /// Smaller: more decisions, shorter segmented sends. Larger: a wrong decision costs more.
 const MAX_PATH_TURN_BYTES: u64 = 12 * 1024;
 
-/// CoDel's target: how long packets wait without losses. Larger than RFC 8289 (§4.3) proposes for a bottleneck
-/// (5 ms): packets of other flows do not wait behind those of a flow, and a congestion window that still grows
-/// must not meet losses. Chosen.
+/// CoDel's target: how long packets wait without losses. Larger than RFC 8289 (§4.3) proposes for a
+/// bottleneck (5 ms): packets of other flows do not wait behind those of a flow, and a congestion window that
+/// still grows must not meet losses. Chosen.
 const QUEUE_TARGET: Duration = Duration::from_millis(40);
 
 /// Queues packets, and chooses the path for the next ones.
@@ -126,8 +126,8 @@ fn queue_config() -> QueueConfig {
     }
 }
 
-/// Returns the limit of the queues in bytes: [`MAX_QUEUE_DURATION`] and `standing` at `rate` bytes/s, at least
-/// 384 KiB and at most 8 MiB.
+/// Returns the limit of the queues in bytes: [`MAX_QUEUE_DURATION`] and `standing` at `rate` bytes/s, at
+/// least 384 KiB and at most 8 MiB.
 fn queue_limit_bytes(rate: u64, standing: Duration) -> usize {
     let time = MAX_QUEUE_DURATION + standing;
     let bytes = (u128::from(rate) * time.as_nanos() / 1_000_000_000) as usize;

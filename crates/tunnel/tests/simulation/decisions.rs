@@ -96,8 +96,8 @@ fn a_cut_can_be_followed_in_the_log() {
         lose(&mut world, client, 1, 0.0);
         world.send_both_ways(client, SECOND);
     });
-    // The handshake over the second link was the first to succeed. Which of two equal paths is quicker, chance
-    // says.
+    // The handshake over the second link was the first to succeed. Chance says which of two equal paths is
+    // quicker.
     let (path, other) = ("path=0", "paths=[(1, ");
     for (end, span) in [
         ("connection{end=\"client\"", "path{id=0 link=1}"),

@@ -90,7 +90,7 @@ enum Flows {
     Idle,
 }
 
-/// What a run is for.
+/// The purpose of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// The load and what is beside it.
@@ -415,7 +415,7 @@ fn line(seed: u64, number: u64) -> String {
     let run = |purpose| Played::new(&setting, run_seed, purpose).map(Played::play);
     let loaded = run(Purpose::Loaded);
     let idle = if setting.has_call { run(Purpose::Idle) } else { None };
-    // What the inner TCP reaches over each link alone. A bottleneck is only behind the tunnel's links.
+    // The inner TCP over each link alone. A bottleneck is only behind the tunnel's links.
     let is_compared = setting.load == Load::Packets && setting.beside == Beside::Nothing;
     let plain = (0..if is_compared { setting.links.len() } else { 0 }).filter_map(|link| {
         let run = run(Purpose::Plain(link))?;
