@@ -73,7 +73,11 @@ impl Pass<'_> {
             self.scheduler.set_standing(Duration::ZERO);
             return false;
         }
-        let waiting_for = self.late_paths.waiting_for(self.now, !dispatcher.is_empty());
+        let (waits, was_waiting) = (!dispatcher.is_empty(), self.late_paths.waiting.is_some());
+        if !waits && !was_waiting {
+            return false;
+        }
+        let waiting_for = self.late_paths.waiting_for(self.now, waits);
         let (mut moved, mut standing) = (false, Duration::ZERO);
         for at in 0..candidates.len() {
             let PathCandidate { id, rate, one_way_delay, .. } = candidates[at];
