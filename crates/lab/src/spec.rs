@@ -15,6 +15,8 @@ use crate::{link::Direction, queue::Discipline};
 const MAX_DURATION: Duration = Duration::from_secs(10);
 /// Largest MTU, in bytes: jumbo frames. It bounds the size of frame buffers.
 const MAX_MTU_BYTES: u32 = 9000;
+/// Smallest MTU, in bytes: every IPv4 link must carry packets of 68 bytes (RFC 791).
+const MIN_MTU_BYTES: u32 = 68;
 /// The names of the disciplines of a queue.
 const DISCIPLINES: [(Discipline, &str); 4] = [
     (Discipline::TailDrop, "tail_drop"),
@@ -22,8 +24,6 @@ const DISCIPLINES: [(Discipline, &str); 4] = [
     (Discipline::FqCoDel, "fq_codel"),
     (Discipline::Policer, "policer"),
 ];
-/// Smallest MTU, in bytes: every IPv4 link must carry packets of 68 bytes (RFC 791).
-const MIN_MTU_BYTES: u32 = 68;
 
 /// The settings of one direction of a link.
 #[derive(Clone, Debug, PartialEq)]
