@@ -282,8 +282,10 @@ impl FqCodel {
                 self.flows.push_back(&mut self.old_flows, slot);
                 continue;
             }
-            let first = self.store.first(&self.flows.get_mut(slot).fifo);
-            if lists == FlowLists::OldOrdered && first.is_some_and(|packet| !packet.needs_order) {
+            if lists == FlowLists::OldOrdered
+                && let Some(first) = self.store.first(&self.flows.get_mut(slot).fifo)
+                && !first.needs_order
+            {
                 return None;
             }
             if let Some(queued) = self.dequeue_from(slot, now) {

@@ -40,7 +40,7 @@ pub enum EligiblePackets {
     Any,
     /// Not those of flows that send little: they wait for the path that delivers first, which is another one.
     OldFlows,
-    /// Of these, only those whose order the peer restores, so that it may hold others for them.
+    /// Only those of old flows whose order the peer restores, so that it may hold others for them.
     OrderedFlows,
     /// Only those of flows that send little, or have just begun.
     NewFlows,

@@ -35,8 +35,8 @@ pub use pause::{LONG_SILENCE, next_probe_at, pause_after, probe_pause};
 pub use quota::{Day, Month};
 pub use scheduler::Scheduler;
 pub use selector::{
-    PathCandidate, PathSelector, Selection, delay_difference, first_to_arrive, first_to_arrive_if,
-    first_to_arrive_soon, set_one_way_delays,
+    PathCandidate, PathSelector, Selection, delay_difference, first_to_arrive_if, first_to_arrive_soon,
+    set_one_way_delays,
 };
 pub use tiers::{Placement, TieredPath, Tiers};
 pub use transport::{LinkSigns, PathTransport, TcpAction, TransportHealth, TransportSelector};

@@ -45,8 +45,9 @@ impl PathCandidate {
     }
 }
 
-/// Adds the one-way delays without queues to what is set already, for all candidates. Acknowledgements of all
-/// paths return on the quickest one, whose way there is taken to be as long as its way back.
+/// Computes how long packets travel on each path without queues, and adds that to the one-way delays that are
+/// set already. Acknowledgements of all paths return on the quickest one, whose way there is taken to be as
+/// long as its way back.
 pub fn set_one_way_delays(candidates: [&mut [PathCandidate]; 2]) {
     let back = candidates.iter().flat_map(|some| some.iter()).map(|candidate| candidate.round_trip).min();
     let back = back.unwrap_or_default() / 2;
@@ -211,7 +212,7 @@ pub(crate) fn first_with_window(candidates: &[PathCandidate]) -> Option<usize> {
 }
 
 /// The index of the candidate with available window on which a packet that is sent now arrives first.
-pub fn first_to_arrive(candidates: &[PathCandidate]) -> Option<usize> {
+pub(crate) fn first_to_arrive(candidates: &[PathCandidate]) -> Option<usize> {
     first_to_arrive_if(candidates, |_| true)
 }
 

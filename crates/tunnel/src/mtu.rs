@@ -37,8 +37,8 @@ impl MtuFollower {
         Self { started_at: now, limit: None, limit_since: now, announced: None, last_taken: None }
     }
 
-    /// Takes the MTU over that an earlier connection of the session announced: to what was promised a new
-    /// connection is no more than a new path.
+    /// Keeps the MTU that an earlier connection of the session announced. A new connection changes it no
+    /// sooner than a new path does.
     pub(crate) fn continue_from(&mut self, announced: Option<usize>) {
         self.announced = announced;
     }

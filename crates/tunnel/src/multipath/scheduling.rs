@@ -42,6 +42,7 @@ impl PacketScheduler {
     /// Sets another scheduler; the queues must be empty.
     pub(super) fn set_kind(&mut self, scheduler: Scheduler) {
         self.dispatcher = Dispatcher::new(scheduler, queue_config());
+        self.standing = Duration::ZERO;
     }
 
     #[inline]

@@ -93,7 +93,7 @@ enum Flows {
 /// The purpose of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// The load and what is beside it.
+    /// The load runs, and the foreign flow if there is one.
     Loaded,
     /// The call alone.
     Idle,
