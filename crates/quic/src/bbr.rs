@@ -534,7 +534,7 @@ impl Bbr {
 }
 
 /// Bytes that a rate (bytes/s) carries in a time.
-fn bytes_in(rate: u64, time: Duration) -> u64 {
+pub(crate) fn bytes_in(rate: u64, time: Duration) -> u64 {
     (u128::from(rate) * time.as_nanos() / 1_000_000_000) as u64
 }
 

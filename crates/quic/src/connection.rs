@@ -320,7 +320,6 @@ impl Connection {
         let path = self.paths.get_mut(id)?;
         let dead = path.gate.ignore_losses.load(Relaxed);
         path.losses.window.update(second, (stats.sent_packets, stats.lost_packets), dead);
-        path.gate.set_ignored_loss_share(path.losses.ignored_loss_share());
         Some(PathStats {
             id,
             local: tuple.local_ip().map(LocalAddress::from).or(initial_local),

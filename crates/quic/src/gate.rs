@@ -6,6 +6,7 @@
 //! real controller to the event loop. Always holds: the real controller sees every packet, whatever noq sees.
 
 mod group;
+mod medium;
 mod model;
 mod qlog;
 mod report;
@@ -19,6 +20,7 @@ use std::{
 };
 
 use group::Group;
+use medium::MediumLosses;
 use model::{Inner, Model};
 use mpvpn_types::{CongestionControl, Duration, Instant};
 use noq_proto::{
@@ -28,7 +30,8 @@ use noq_proto::{
 
 pub(crate) use self::report::PathLabel;
 use crate::{
-    QlogEvent, delivery::Acked, qlog::ConnectionQlog, random_loss::RandomLoss, sent_datagrams::SentDatagrams,
+    QlogEvent, bbr::bytes_in, delivery::Acked, qlog::ConnectionQlog, random_loss::RandomLoss,
+    sent_datagrams::SentDatagrams,
 };
 
 /// The window that noq sees while the gate is open: it never limits, and is above 2^32, from where noq does
@@ -39,13 +42,7 @@ const UNLIMITED_WINDOW: u64 = u64::MAX / 4;
 /// connections share a tunnel from its first moment, and packets are paced. Smaller: slow start; larger:
 /// bursts into slow links.
 const INITIAL_WINDOW: u64 = 32 * 1200;
-
-/// Losses (packets) that may be ignored at once, because the losses of a round trip are detected together.
-/// Smaller: an ordinary bunch counts as congestion; larger: congestion is hidden. Chosen
-/// (docs/design/congestion-control.md).
-const MAX_IGNORED_LOSSES: f64 = 32.0;
-/// The fixed-point representation of 1 in [`GateState::random_loss`] and [`GateState::ignored_loss_share`]:
-/// 2^32.
+/// The fixed-point representation of 1 in [`GateState::random_loss`]: 2^32.
 const FIXED_POINT_ONE: f64 = 4_294_967_296.0;
 const UNKNOWN: u64 = u64::MAX;
 
@@ -94,8 +91,6 @@ pub(crate) struct GateState {
     kind_in_use: AtomicU8,
     /// The random loss, in units of 2^-32; all ones if unknown.
     random_loss: AtomicU64,
-    /// The share of packets whose loss does not count as congestion, in units of 2^-32.
-    ignored_loss_share: AtomicU64,
     /// Whether there are tracked datagrams.
     has_tracked: AtomicBool,
     sent_datagrams: Mutex<SentDatagrams>,
@@ -137,7 +132,6 @@ impl GateState {
             kind: AtomicU8::new(u8::MAX),
             kind_in_use: AtomicU8::new(0),
             random_loss: AtomicU64::new(UNKNOWN),
-            ignored_loss_share: AtomicU64::new(0),
             has_tracked: AtomicBool::new(false),
             sent_datagrams: Mutex::new(SentDatagrams::default()),
             group: OnceLock::new(),
@@ -301,12 +295,6 @@ impl GateState {
         (share != UNKNOWN).then(|| share as f64 / FIXED_POINT_ONE)
     }
 
-    /// Sets the share of packets (0 to 1) whose loss does not count as congestion, because FEC restores them.
-    /// Only for controllers that take every loss for congestion.
-    pub(crate) fn set_ignored_loss_share(&self, share: f64) {
-        self.ignored_loss_share.store((share.clamp(0.0, 1.0) * FIXED_POINT_ONE) as u64, Relaxed);
-    }
-
     /// The shortest round-trip time, if there was a sample.
     pub(crate) fn min_rtt(&self) -> Option<Duration> {
         Some(Duration::from_nanos(self.min_rtt.load(Relaxed))).filter(|rtt| !rtt.is_zero())
@@ -392,10 +380,8 @@ pub(crate) struct Gate {
     /// The largest UDP payload (bytes).
     mtu: u16,
     random: RandomLoss,
-    /// Losses (packets) that may still be ignored; a token bucket that sent packets fill.
-    ignorable_losses: f64,
-    /// Whether a loss was not ignored since congestion was last reported to the controller.
-    counted_loss: bool,
+    /// The losses that a controller is spared that takes every loss for congestion.
+    medium: MediumLosses,
     acks: qlog::Acks,
     pub(crate) shared: Arc<GateState>,
 }
@@ -437,6 +423,15 @@ impl Gate {
         });
     }
 
+    /// Begins again as on a new path, because losses that were no congestion have made the window small.
+    fn restart(&mut self, now: Instant) {
+        let mtu = self.mtu;
+        self.decide(|model, random, shared| {
+            report::restarted(shared, random);
+            model.inner = Model::new(model.kind(), now, mtu).inner;
+        });
+    }
+
     fn publish(&mut self) {
         self.decide(|model, random, shared| model.publish(random, shared));
     }
@@ -452,17 +447,28 @@ impl Controller for Gate {
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
         count(&self.shared.sent, bytes.into());
-        let ignored_loss_share = self.shared.ignored_loss_share.load(Relaxed) as f64 / FIXED_POINT_ONE;
-        self.ignorable_losses = (self.ignorable_losses + ignored_loss_share)
-            .min(if ignored_loss_share > 0.0 { MAX_IGNORED_LOSSES } else { 0.0 });
         if let Some(mut sent_datagrams) = self.shared.tracked() {
             sent_datagrams.on_sent(pn, bytes.into());
         }
         self.shared.record(now, |path| QlogEvent::PacketSent { path, number: pn, size: bytes });
-        self.decide(|model, random, _| match &mut model.inner {
-            Inner::Bbr(bbr) => random.on_sent(pn, bbr.is_below() || model.delivery.has_fallen()),
-            Inner::Library(inner) => inner.on_packet_sent(now, bytes, pn),
+        let window = self.decide(|model, random, shared| match &mut model.inner {
+            Inner::Bbr(bbr) => {
+                random.on_sent(pn, bbr.is_below() || model.delivery.has_fallen());
+                None
+            }
+            Inner::Library(inner) => {
+                let (window, rtt) = (inner.window(), shared.min_rtt().unwrap_or_default());
+                // An empty path holds as much as is in flight, so no queue of this end overflows.
+                random.on_sent(pn, window < bytes_in(model.delivery.rate, rtt));
+                inner.on_packet_sent(now, bytes, pn);
+                Some(window)
+            }
         });
+        if let Some(window) = window
+            && self.medium.on_sent(now, pn, window, &self.random)
+        {
+            self.restart(now);
+        }
     }
 
     /// noq calls this whenever the gate is shut, which says nothing; `on_end_acks` passes the real state on.
@@ -487,6 +493,7 @@ impl Controller for Gate {
             }
         }
         self.random.on_outcome(pn, false);
+        self.medium.on_acked(pn, sent);
         self.shared.add_rtt_sample(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
         let was_late = self.shared.take_late(sent);
@@ -569,13 +576,13 @@ impl Controller for Gate {
         lost_bytes: u64,
         largest_lost_pn: u64,
     ) {
-        let is_congestion = std::mem::take(&mut self.counted_loss) || is_ecn || is_persistent_congestion;
+        let is_congestion = self.medium.take_congestion() || is_ecn || is_persistent_congestion;
         let window = self.shared.window();
         let report = |shared: &GateState, outcome| {
             report::losses(shared, lost_bytes, window, is_persistent_congestion, is_ecn, outcome);
         };
         if !is_congestion {
-            report(&self.shared, "ignored: FEC restores the constant loss of the path");
+            report(&self.shared, "ignored: the medium loses as much however little is sent");
             return;
         }
         self.decide(|model, random, shared| {
@@ -615,11 +622,7 @@ impl Controller for Gate {
             return;
         }
         self.random.on_outcome(pn, true);
-        if self.ignorable_losses >= 1.0 {
-            self.ignorable_losses -= 1.0;
-        } else {
-            self.counted_loss = true;
-        }
+        self.medium.on_lost(pn);
         self.decide(|model, _, _| {
             model.delivery.on_lost(lost_bytes.into());
             if let Some(inner) = model.library() {
@@ -674,6 +677,7 @@ impl Controller for Gate {
         Box::new(Self {
             own: self.own.clone(),
             random: self.random.clone(),
+            medium: self.medium.clone(),
             acks: qlog::Acks::default(),
             shared: self.shared.clone(),
             ..*self
@@ -698,8 +702,7 @@ impl ControllerFactory for GateFactory {
             own: Model::new(self.0, now, current_mtu),
             mtu: current_mtu,
             random: RandomLoss::default(),
-            ignorable_losses: 0.0,
-            counted_loss: false,
+            medium: MediumLosses::default(),
             acks: qlog::Acks::default(),
             shared: Arc::new(GateState::new(now)),
         };
@@ -767,26 +770,6 @@ mod tests {
         assert_eq!(one.all_in_flight(), 1200, "bytes on a dead path do not count");
         drop((second, two));
         assert_eq!(one.all_in_flight(), 1200);
-    }
-
-    #[test]
-    fn repaired_losses_are_ignored_and_further_ones_are_not() {
-        let start = Instant::now();
-        let run = |ignored_loss_share: f64, one_in: u64| {
-            let (mut controller, shared) = gate();
-            shared.set_ignored_loss_share(ignored_loss_share);
-            for packet in 0..1000 {
-                let now = start + Duration::from_millis(packet);
-                controller.on_packet_sent(now, 1200, packet);
-                if packet % one_in == one_in - 1 {
-                    controller.on_packet_lost(1200, packet, now);
-                    controller.on_congestion_event(now, now, false, false, 1200, packet);
-                }
-            }
-            shared.window()
-        };
-        assert_eq!(run(0.15, 8), INITIAL_WINDOW);
-        assert!(run(0.15, 4) < INITIAL_WINDOW / 2 && run(0.0, 8) < INITIAL_WINDOW / 2);
     }
 
     #[test]

@@ -96,41 +96,11 @@ impl LossWindow {
         let (sent, lost): (u64, u64) = (self.sent(), self.buckets.iter().map(|(_, lost)| lost).sum());
         if sent == 0 { 0.0 } else { (lost as f64 / sent as f64).min(1.0) }
     }
-
-    /// An upper estimate of the share that is lost at all times: the least share of any complete second, plus
-    /// two standard deviations; 0 if fewer than two seconds had enough packets.
-    pub(crate) fn constant_loss(&self) -> f64 {
-        /// Packets of a second from which its share counts. Fewer: chance; more: slow paths have no estimate.
-        /// Chosen.
-        const MIN_PACKETS: u64 = 50;
-        let current = (self.second % 10) as usize;
-        let over =
-            self.buckets.iter().enumerate().filter(|(at, (sent, _))| *at != current && *sent >= MIN_PACKETS);
-        let shares = over.map(|(_, (sent, lost))| {
-            let (sent, lost) = (*sent as f64, *lost as f64);
-            (lost + 2.0 * lost.sqrt()) / sent
-        });
-        let (count, least) =
-            shares.fold((0, 1.0), |(count, least), share| (count + 1, f64::min(least, share)));
-        if count > 1 { least } else { 0.0 }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_best_second_shows_the_constant_loss() {
-        let mut window = LossWindow::default();
-        window.update(0, (10_000, 2000), false);
-        window.update(1, (20_000, 3000), false);
-        assert_eq!(window.constant_loss(), 0.0, "one second is over");
-        window.update(2, (30_000, 4500), false);
-        window.update(3, (30_010, 4500), false);
-        window.update(4, (30_020, 4500), false);
-        assert!((0.1..0.11).contains(&window.constant_loss()), "{}", window.constant_loss());
-    }
 
     #[test]
     fn losses_are_forgotten_after_ten_seconds() {

@@ -9,7 +9,7 @@ const MIN_PACKETS: u32 = 60;
 const MAX_PACKETS: u32 = 600;
 /// Losses up to this share are not compensated: a path whose rate is slightly overrated loses as much.
 /// Smaller: overload is compensated; larger: random loss lowers the rate.
-const MIN_COMPENSATED_LOSS: f64 = 0.01;
+pub(crate) const MIN_COMPENSATED_LOSS: f64 = 0.01;
 /// The largest share that is compensated: a path that loses more is useless.
 pub(crate) const MAX_COMPENSATED_LOSS: f64 = 0.6;
 /// Periods of slow sending that are remembered: the packets of the last but one have been acknowledged or
@@ -70,7 +70,13 @@ impl RandomLoss {
 
     /// The share of packets (0 to 1) to compensate.
     pub(crate) fn share(&self) -> f64 {
-        self.measured().map_or(0.0, |share| (share - MIN_COMPENSATED_LOSS).clamp(0.0, MAX_COMPENSATED_LOSS))
+        self.measured().map_or(0.0, compensated)
+    }
+
+    /// The most that the share may be (0 to 1): two standard deviations above what was counted.
+    pub(crate) fn most(&self) -> f64 {
+        let (lost, all) = (f64::from(self.lost), f64::from(self.acked + self.lost));
+        ((lost + 2.0 * (lost + 1.0).sqrt()) / all.max(1.0)).min(1.0)
     }
 
     /// The share of losses among packets that were sent slowly, once there were enough of them.
@@ -78,6 +84,11 @@ impl RandomLoss {
         let all = self.acked + self.lost;
         (all >= MIN_PACKETS).then(|| f64::from(self.lost) / f64::from(all))
     }
+}
+
+/// The share of packets (0 to 1) to compensate where this share is lost.
+pub(crate) fn compensated(share: f64) -> f64 {
+    (share - MIN_COMPENSATED_LOSS).clamp(0.0, MAX_COMPENSATED_LOSS)
 }
 
 #[cfg(test)]

@@ -142,11 +142,6 @@ impl GroupEncoder {
         self.closed.add(self.unprotected.remove(&path).unwrap_or_default());
     }
 
-    /// Whether packets of a path are protected.
-    pub fn protects(&self, path: PathId) -> bool {
-        self.paths.contains_key(&path)
-    }
-
     /// Whether packets of any path are protected.
     pub fn is_active(&self) -> bool {
         !self.paths.is_empty()

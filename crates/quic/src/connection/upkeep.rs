@@ -32,14 +32,6 @@ impl Connection {
         }
     }
 
-    /// Sets whether FEC restores the constant loss of a path; then it does not count as congestion for
-    /// controllers that take every loss for congestion.
-    pub fn set_losses_repaired(&mut self, id: PathId, made_good: bool) {
-        if let Some(path) = self.paths.get_mut(id) {
-            path.losses.repaired = made_good;
-        }
-    }
-
     /// Whether the peer is behind a socket of this process, as on paths inside TCP at a server.
     pub fn is_own_peer(&self, id: PathId) -> bool {
         let own = self.own_sockets.as_ref();

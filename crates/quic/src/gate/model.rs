@@ -6,7 +6,11 @@ use mpvpn_types::{CongestionControl, Duration, Instant};
 use noq_proto::congestion::{Controller, ControllerFactory, CubicConfig};
 
 use super::{FIXED_POINT_ONE, GateState, INITIAL_WINDOW, UNKNOWN, nanos};
-use crate::{bbr::Bbr, delivery::Delivery, random_loss::RandomLoss};
+use crate::{
+    bbr::Bbr,
+    delivery::Delivery,
+    random_loss::{RandomLoss, compensated},
+};
 
 /// A congestion controller.
 pub(super) enum Inner {
@@ -60,18 +64,19 @@ impl Model {
         };
         let known = random.measured().map_or(UNKNOWN, |share| (share * FIXED_POINT_ONE) as u64);
         shared.random_loss.store(known, Relaxed);
-        let (window, pacing) = match &self.inner {
-            Inner::Bbr(bbr) => {
-                // Random loss takes its share of what is sent.
-                let rate = (self.delivery.rate as f64 / (1.0 - random.share())) as u64;
-                let rtt = Duration::from_nanos(shared.rtt.load(Relaxed));
-                let late = Duration::from_nanos(shared.answer_delay.load(Relaxed));
-                (bbr.window(rate, late), bbr.pacing_rate(rate, rtt))
-            }
-            Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
-        };
         let kind = self.kind() as u8;
         shared.for_all(|path| {
+            let (window, pacing) = match &self.inner {
+                Inner::Bbr(bbr) => {
+                    // Random loss takes its share of what this path sends.
+                    let lost = path.random_loss().map_or(0.0, compensated);
+                    let rate = (self.delivery.rate as f64 / (1.0 - lost)) as u64;
+                    let rtt = Duration::from_nanos(path.rtt.load(Relaxed));
+                    let late = Duration::from_nanos(path.answer_delay.load(Relaxed));
+                    (bbr.window(rate, late), bbr.pacing_rate(rate, rtt))
+                }
+                Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
+            };
             path.kind_in_use.store(kind, Relaxed);
             path.base_rtt.store(nanos(base), Relaxed);
             path.window.store(window, Relaxed);

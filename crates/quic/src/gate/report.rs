@@ -134,6 +134,16 @@ fn changes(before: Decisions, now: Decisions, shared: &GateState, rate: u64) {
     }
 }
 
+/// Logs that the controller begins again, as the medium loses packets.
+pub(super) fn restarted(shared: &GateState, random: &RandomLoss) {
+    let PathLabel { connection, path } = shared.label();
+    debug!(
+        target: CONGESTION, connection = connection.0, path = path.0, congestion_window = shared.window(),
+        medium_loss = random.measured(), reason = "the losses that made the window small were no congestion",
+        "controller begins again"
+    );
+}
+
 /// Logs that the shaper lets at least `least` (bytes/s) pass.
 pub(super) fn rate_raised(shared: &GateState, from: u64, least: u64) {
     let PathLabel { connection, path } = shared.label();

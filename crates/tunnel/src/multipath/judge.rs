@@ -49,7 +49,7 @@ impl MultipathConnection {
         self.update_scheduler(now, connection, measuring);
         if measuring {
             self.shortest_rtt = views.iter().filter_map(|view| view.min_rtt).min();
-            self.update_numbering(now, connection, views);
+            self.update_numbering(now, views);
             self.events.on_measured(&self.paths);
         }
     }
@@ -227,7 +227,7 @@ impl MultipathConnection {
     }
 
     /// Decides whether packets are numbered, and which paths are protected by FEC.
-    fn update_numbering(&mut self, now: Instant, connection: &mut Connection, mut views: Vec<PathStats>) {
+    fn update_numbering(&mut self, now: Instant, mut views: Vec<PathStats>) {
         let Some(sequencer) = &mut self.recovery.sequencer else { return };
         let heads = self.scheduler.dispatcher.paths_by_preference();
         let used: Vec<PathId> = heads.flat_map(|head| self.groups.members(head)).copied().collect();
@@ -236,9 +236,6 @@ impl MultipathConnection {
         let stays = one_each && once && self.scheduler.kind().keeps_flows_on_paths();
         views.retain(|view| used.contains(&view.id));
         sequencer.measure(now, used.len() > 1 && !stays, &views);
-        for id in used {
-            connection.set_losses_repaired(id, sequencer.protects(id));
-        }
         self.scheduler.dispatcher.set_numbered(now, sequencer.is_on());
     }
 }

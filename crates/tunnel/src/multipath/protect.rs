@@ -125,10 +125,6 @@ impl Protection {
         self.encoder.is_active()
     }
 
-    pub(super) fn protects(&self, path: PathId) -> bool {
-        self.encoder.protects(path)
-    }
-
     /// Takes the measurements of the paths in use.
     pub(super) fn measure(&mut self, views: &[PathStats]) {
         let used = |id: PathId| views.iter().any(|view| view.id == id);

@@ -63,11 +63,6 @@ impl Sequencer {
         self.protection = Some(Box::new(protection));
     }
 
-    /// Whether FEC protects the packets of a path.
-    pub(super) fn protects(&self, path: PathId) -> bool {
-        self.protection.as_ref().is_some_and(|protection| protection.protects(path))
-    }
-
     pub(super) fn protection(&mut self) -> Option<&mut Protection> {
         self.protection.as_deref_mut()
     }

@@ -277,7 +277,7 @@ fn a_full_link_that_loses_nothing_by_itself_is_left_to_the_congestion_controller
 }
 
 #[test]
-fn cubic_is_spared_the_losses_that_are_made_good() {
+fn cubic_is_as_quick_with_repair_as_without() {
     let sent = |policy| {
         let mut world = World::new();
         world.fec = policy;
@@ -300,7 +300,7 @@ fn cubic_is_spared_the_losses_that_are_made_good() {
     };
     let (bare, repaired) = (sent(Fec::Off), sent(Fec::Auto));
     println!("{bare:.1} Mbit/s without repair, {repaired:.1} with it");
-    assert!(repaired > 30.0 && repaired > 2.0 * bare, "{repaired} Mbit/s with repair, {bare} without");
+    assert!(repaired > 40.0 && bare > 40.0, "{repaired} Mbit/s with repair, {bare} without");
 }
 
 fn carried(world: &World, client: usize) -> Vec<u64> {

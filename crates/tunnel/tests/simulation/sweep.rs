@@ -128,7 +128,7 @@ impl Played {
             let links = vec![LinkId(0), LinkId(1)];
             world.bottleneck = Some(SharedBottleneck::new(links, spec, seed + 77, world.now));
         }
-        let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Bbr, &setting.links);
+        let client = world.add_over(None, TOKEN, Scheduler::Auto, setting.cc, &setting.links);
         let mut played = Self {
             setting: setting.clone(),
             next_frame: world.now,
@@ -345,14 +345,19 @@ impl Played {
         }
     }
 
-    fn play(mut self) -> Run {
+    fn play(self) -> Run {
+        self.play_for(LEAST)
+    }
+
+    /// The same, for at least so long.
+    fn play_for(mut self, least: Duration) -> Run {
         let mut run = Run { mtu: self.mtu, ..Run::default() };
         let setting = self.setting.clone();
         let rtt = setting.rtt();
-        let (start, time) = (self.world.now, (RTTS * rtt).max(LEAST));
+        let (start, time) = (self.world.now, (RTTS * rtt).max(least));
         let changes_at = setting.step.map(|_| start + time.mul_f64(CHANGE_AT));
-        let least = setting.links.iter().map(rtt_of).min().unwrap_or_default();
-        let step = (least / 8).clamp(MS / 5, MS);
+        let shortest = setting.links.iter().map(rtt_of).min().unwrap_or_default();
+        let step = (shortest / 8).clamp(MS / 5, MS);
         let mut is_changed = false;
         let mut unused = Phase::default();
         while self.world.now < start + time {
@@ -505,30 +510,70 @@ fn line(seed: u64, number: u64) -> String {
     .to_string()
 }
 
-/// The rate of this many flows of packets up over these links (Mbit/s, with the tunnel's headers).
-fn rate_over(links: &[&str], flows: u16) -> f64 {
-    let setting = Setting {
+/// Flows up over these links, alone.
+fn flows_up(links: &[&str], load: Load, flows: u16) -> Setting {
+    Setting {
         links: links.iter().map(|link| link.parse().expect("a link")).collect(),
         loss: Loss::Random,
         beside: Beside::Nothing,
         step: None,
-        load: Load::Packets,
+        load,
         flows,
         is_up: true,
         has_call: false,
-    };
-    let run = Played::new(&setting, 1, Purpose::Loaded).expect("a tunnel").play();
+        cc: CongestionControl::Bbr,
+    }
+}
+
+/// The rate of a setting over at least so long (Mbit/s, with the tunnel's headers).
+fn rate_of(setting: &Setting, least: Duration) -> f64 {
+    let run = Played::new(setting, 1, Purpose::Loaded).expect("a tunnel").play_for(least);
     let phase = &run.phases[0];
-    phase.bytes * f64::from(LINK_MTU) / run.mtu as f64 * 8e-6 / phase.counted.as_secs_f64()
+    let of_wire = match setting.load {
+        Load::Packets => run.mtu as f64,
+        Load::Streams => STREAM_BYTES,
+    } / f64::from(LINK_MTU);
+    phase.bytes / of_wire * 8e-6 / phase.counted.as_secs_f64()
 }
 
 #[test]
 fn a_lossy_link_of_half_a_second_adds_to_a_quick_one() {
     let [late, quick] = ["20mbit,280ms,loss=0.3%,queue=600ms", "8mbit,30ms,loss=1%,queue=100ms"];
     for (flows, least) in [(1, 0.6), (8, 0.9)] {
-        let rate = rate_over(&[late, quick], flows);
+        let rate = rate_of(&flows_up(&[late, quick], Load::Packets, flows), LEAST);
         println!("{flows} flows: {rate:.1} Mbit/s");
         assert!(rate >= least * (20.0 * 0.997 + 8.0 * 0.99), "{flows} flows: {rate}");
+    }
+}
+
+#[test]
+fn cubic_takes_no_loss_of_the_medium_for_congestion() {
+    let cases = [(Load::Streams, 3, 50.0), (Load::Streams, 10, 41.0), (Load::Streams, 30, 15.0)];
+    // Here the TCP inside takes what is lost for congestion, too.
+    for (load, loss, least) in cases.into_iter().chain([(Load::Packets, 10, 20.0)]) {
+        let link = format!("60mbit,15ms,loss={loss}%,queue=60ms");
+        let setting = Setting { cc: CongestionControl::Cubic, ..flows_up(&[&link], load, 1) };
+        let rate = rate_of(&setting, Duration::from_secs(10));
+        println!("{loss} %, {load:?}: {rate:.1} Mbit/s");
+        assert!(rate >= least, "{loss} %, {load:?}: {rate}");
+    }
+}
+
+#[test]
+fn cubic_shares_a_link_with_a_flow_of_the_kernels_cubic() {
+    for queue_ms in [30, 60, 120] {
+        let link = format!("20mbit,15ms,queue={queue_ms}ms");
+        let setting = Setting {
+            cc: CongestionControl::Cubic,
+            beside: Beside::Cubic,
+            ..flows_up(&[&link], Load::Streams, 1)
+        };
+        let run =
+            Played::new(&setting, 1, Purpose::Loaded).expect("a tunnel").play_for(Duration::from_secs(40));
+        let [ours, theirs] = run.phases[0].on_link;
+        let share = ours / (ours + theirs);
+        println!("queue of {queue_ms} ms: {share:.2}");
+        assert!((0.35..=0.65).contains(&share), "queue of {queue_ms} ms: {share}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use mpvpn_lab::{ChannelParams, Discipline, LinkSpec, emulation::Rng};
-use mpvpn_types::{BitRate, Duration};
+use mpvpn_types::{BitRate, CongestionControl, Duration};
 
 use super::LINK_MTU;
 
@@ -73,6 +73,7 @@ pub(super) struct Setting {
     /// Whether the load goes up; else it goes down.
     pub(super) is_up: bool,
     pub(super) has_call: bool,
+    pub(super) cc: CongestionControl,
 }
 
 fn spec(draw: &mut Draw, rate: f64, rtt: f64) -> ChannelParams {
@@ -158,6 +159,7 @@ impl Setting {
             flows: if draw.one_in(2) { 1 } else { 8 },
             is_up: draw.one_in(2),
             has_call: draw.one_in(2),
+            cc: CongestionControl::Bbr,
         }
     }
 
