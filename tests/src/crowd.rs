@@ -2,10 +2,11 @@
 //!
 //! In: the server's address, the number of clients, how many may connect at the same time, the loss on their
 //! links, and how long each stays. Out: the numbers of connected clients, of lost connections and of clients
-//! that came again. Each is a complete client of [`mpvpn_tunnel`] with the built-in classes, all of whose
-//! packets belong to `default`, and a UDP socket; only the TUN device is missing. Always holds: every client
-//! performs a full handshake, because clients do not share TLS tickets; a client that comes again is a new
-//! one, which resumes the session of the one before, as a program does that was started again.
+//! that came again. Each is a complete client of [`mpvpn_tunnel`] with the built-in classes and a UDP socket;
+//! only the TUN device is missing. Once it is up it resolves a name, pings, and asks for a page. Always
+//! holds: every client performs a full handshake, because clients do not share TLS tickets; a client that
+//! comes again is a new one, which resumes the session of the one before, as a program does that was started
+//! again.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +21,7 @@ use std::{
 
 use bytes::BytesMut;
 use mpvpn_class::{Rules, Share};
-use mpvpn_config::ClassConfig;
+use mpvpn_config::{ClassConfig, MatchRule, rules_of};
 use mpvpn_identity::{tls, trust::Trust};
 use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_packet::VnetHdr;
@@ -195,6 +196,7 @@ struct CrowdClients {
     plan: CrowdPlan,
     server: SocketAddr,
     setup: ClientSetup,
+    rules: Rules,
     random: Random,
     /// Number of clients that were made.
     made: u128,
@@ -219,6 +221,7 @@ impl CrowdClients {
             plan,
             server,
             setup: setup.expect("a QUIC configuration"),
+            rules: rules_of(&MatchRule::built_in()),
             random: Random::new(1),
             made: 0,
             counters,
@@ -260,7 +263,8 @@ impl CrowdClients {
             isn_secret: Default::default(),
             disabled_extensions: &[],
         };
-        let connections = ClassConnections::new(Instant::now(), classes(&config), Rules::default(), 0, false);
+        let rules = self.rules.clone();
+        let connections = ClassConnections::new(Instant::now(), classes(&config), rules, 0, false);
         CrowdClient {
             connections,
             socket,
@@ -359,6 +363,20 @@ impl CrowdClients {
         self.talking = Some((since, due));
     }
 
+    /// Resolves a name, pings, and asks for a page with a request in 10 packets, so that packets of several
+    /// classes leave.
+    fn use_tunnel(&mut self, now: Instant, number: usize) {
+        let Some(address) = self.all[number].address() else { return };
+        let to = |port| Packet::between((address, 40_000).into(), (TUNNEL, port).into());
+        let query = b"\0\x01\x01\0\0\x01\0\0\0\0\0\0\x04name\x07example\0\0\x01\0\x01";
+        let mut packets = vec![to(53).udp(query), to(0).echo(0, 0, &[0; 56])];
+        packets.extend((0..10).map(|_| to(443).udp(&[0; 1200])));
+        for packet in &mut packets {
+            self.all[number].connections.handle_tun(now, None, VnetHdr::NONE, packet);
+        }
+        self.send_and_poll(now, number);
+    }
+
     /// Waits for datagrams or a timer, and serves the clients concerned.
     fn poll_once(&mut self, events: &mut Events) {
         let now = Instant::now();
@@ -416,13 +434,17 @@ impl CrowdClients {
             self.last_activity = now;
         }
         self.out = out;
+        let mut is_new = false;
         let client = &mut self.all[number];
         while client.connections.poll_tun(now).is_some() {
             self.counters.answers.fetch_add(1, Relaxed);
         }
         while let Some(event) = client.connections.poll_event(now) {
             match event {
-                ClientEvent::Up(assignment) => client.assignment = Some(assignment),
+                ClientEvent::Up(assignment) => {
+                    client.assignment = Some(assignment);
+                    is_new = true;
+                }
                 ClientEvent::Down(_) if std::mem::take(&mut client.up) => {
                     self.counters.up.fetch_sub(1, Relaxed);
                     self.counters.lost.fetch_add(1, Relaxed);
@@ -431,6 +453,10 @@ impl CrowdClients {
                 _ => {}
             }
         }
+        if is_new {
+            self.use_tunnel(now, number);
+        }
+        let client = &mut self.all[number];
         let connecting = |state| state == ClientState::Connecting;
         if !client.up && !client.connections.reports(now).iter().any(|(_, report)| connecting(report.state)) {
             client.up = true;
@@ -458,7 +484,7 @@ fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
         let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
         let profile = ClassProfile { name: class.name, share, dscp: class.dscp, ..ClassProfile::default() };
         let config = ClientConfig { class: Some(profile), ..config.clone() };
-        ClassSetup { id: class.id, priority: class.priority, config }
+        ClassSetup { id: class.id, priority: class.priority, connects_at_once: false, config }
     };
     ClassConfig::built_in().map(setup).into()
 }

@@ -35,7 +35,8 @@ impl Classes {
             let config = tunnel(class);
             let class_profile = ClassProfile { address: self.address(class.id), ..profile(class) };
             let config = TunnelConfig { class: has_several.then_some(class_profile), ..config };
-            ClassSetup { id: class.id, priority: class.priority, config }
+            let (priority, connects_at_once) = (class.priority, class.connects_at_once);
+            ClassSetup { id: class.id, priority, connects_at_once, config }
         };
         self.list.iter().map(setup).collect()
     }
@@ -59,12 +60,12 @@ impl Classes {
     }
 
     /// Whether `new` has this class with the same connection settings. The choice of links does not matter,
-    /// since it can change on a live connection.
+    /// since it can change on a live connection, nor does when that begins.
     pub(super) fn has_same_connection(&self, id: ClassId, new: &Self) -> bool {
         let of = |classes: &Self| {
             let class = classes.list.iter().find(|class| class.id == id)?;
-            let (prefer, exclude, only) = Default::default();
-            Some(ClassConfig { prefer, exclude, only, ..class.clone() })
+            let (prefer, exclude, only, connects_at_once) = Default::default();
+            Some(ClassConfig { prefer, exclude, only, connects_at_once, ..class.clone() })
         };
         of(self) == of(new)
     }

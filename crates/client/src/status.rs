@@ -37,11 +37,13 @@ const CLASS_NOT_USED_YET: &str = "not used yet";
 
 const CLASS_NOT_USED: &str = "not used recently";
 
+const CLASS_NOT_NEEDED: &str = "default carries it, no link is full";
+
 /// Why a link without a path is down.
 const NO_ANSWER: &str = "no answer";
 
 /// Why the paths of a class carry nothing.
-const CLASS_ASLEEP: &str = "its class sleeps until it is used";
+const CLASS_ASLEEP: &str = "its class has no connection";
 
 /// The note of a client about another machine that shows the secret of its session, if one does.
 pub(crate) fn sharing_note(sharing: SecretSharing) -> Option<String> {
@@ -101,10 +103,13 @@ pub(crate) fn client_status(
                 ClientState::Asleep => State::Asleep,
             }),
             reason: match report.state {
-                ClientState::Asleep if report.counters == TrafficCounters::default() => {
+                ClientState::Asleep
+                    if class.connects_at_once && report.counters == TrafficCounters::default() =>
+                {
                     CLASS_NOT_USED_YET.to_owned()
                 }
-                ClientState::Asleep => CLASS_NOT_USED.to_owned(),
+                ClientState::Asleep if class.connects_at_once => CLASS_NOT_USED.to_owned(),
+                ClientState::Asleep => CLASS_NOT_NEEDED.to_owned(),
                 ClientState::Up | ClientState::Connecting | ClientState::Refused => report.reason.clone(),
             },
             rtt_ms: rtt_of(&report.paths),

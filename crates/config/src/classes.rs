@@ -61,6 +61,9 @@ pub struct ClassConfig {
     pub priority: bool,
     /// Whether its packets travel on its own connection only.
     pub pinned: bool,
+    /// Whether it has a connection from its first packet on, and not only while a link is full or loses
+    /// packets: a table in the file says in which way the class travels.
+    pub connects_at_once: bool,
 }
 
 impl ClassConfig {
@@ -97,6 +100,7 @@ impl ClassConfig {
             tun: None,
             priority: false,
             pinned: false,
+            connects_at_once: false,
         }
     }
 

@@ -37,6 +37,9 @@ pub struct ClassSetup {
     pub id: ClassId,
     /// Whether the class is served before all other classes.
     pub priority: bool,
+    /// Whether the class has a connection of its own from its first packet on; else while a link is full or
+    /// loses packets.
+    pub connects_at_once: bool,
     /// The configuration of the connection; its `class` must be set if there are several classes.
     pub config: ClientConfig,
 }
@@ -120,7 +123,7 @@ impl ClassConnections {
     fn connect(
         &self,
         now: Instant,
-        ClassSetup { id, priority, config }: ClassSetup,
+        ClassSetup { id, priority, connects_at_once, config }: ClassSetup,
         several: bool,
     ) -> ClassConnection {
         if let Some(class) = &config.class {
@@ -140,7 +143,7 @@ impl ClassConnections {
         if let Some(watch) = &self.echo_watch {
             client.watch_echoes(watch.of_class(id));
         }
-        ClassConnection::new(now, id, priority, is_pinned, client)
+        ClassConnection::new(now, id, priority, connects_at_once, is_pinned, client)
     }
 
     /// Records the links of ICMP echoes in `watch`.
@@ -175,6 +178,7 @@ impl ClassConnections {
                 }
                 let connection = &mut self.all[at];
                 connection.priority = class.priority;
+                connection.connects_at_once = class.connects_at_once;
                 connection.set_pinned(now, is_pinned(&class.config));
                 connection.client_mut().reconfigure(now, class.config);
             }
@@ -361,10 +365,12 @@ impl ClassConnections {
         }
         let class = class.unwrap_or_else(|| self.class_by_rules(now, &key, &view));
         let own = self.all.iter().position(|connection| connection.id == class).unwrap_or(0);
+        let is_crowded =
+            self.all[own].is_asleep() && self.all.iter().any(|connection| connection.client.is_crowded(now));
         let wanted = match self.all.split_at_mut(own) {
             ([default, ..], [connection, ..]) => {
                 if self.session_secret.is_some() {
-                    connection.note_use(now, &default.client, &view);
+                    connection.note_use(now, &default.client, is_crowded, &view);
                 }
                 match connection.packet_owner(now, default, &key, &view) {
                     PacketOwner::OwnClass => Some(own),

@@ -305,6 +305,11 @@ impl MultipathConnection {
         self.paths.over_mut(link).for_each(|path| path.liveness.send_heartbeat_now());
     }
 
+    /// Whether packets of one class delay those of another one on this connection, here or at the peer.
+    pub(crate) fn is_crowded(&self, now: Instant) -> bool {
+        self.heartbeats.is_crowded(now)
+    }
+
     /// Heartbeats are dense for a while, as if data moved, so that both ends find out which paths work:
     /// another connection has found one of the links silent, or nothing answers here.
     pub(crate) fn probe_paths(&mut self, now: Instant) {

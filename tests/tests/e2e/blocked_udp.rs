@@ -146,7 +146,7 @@ fn blocking_udp_interrupts_pings_for_less_than_two_seconds() {
 fn the_transport_of_a_link_can_be_configured() {
     let testbed = Testbed::new(&LINKS);
     let _server = testbed.server(&[]);
-    let file = "[[link]]\nname = \"eth2\"\ntransport = \"quic\"\n";
+    let file = "[[link]]\nname = \"eth2\"\ntransport = \"quic\"\n[[class]]\nname = \"critical\"\n";
     std::fs::write(testbed.dir().join("client.toml"), file).expect("a file");
     let client = testbed.client(&["--config", "client.toml", "--transport", "tcp"]);
     let status = wait_for_transport(&client, "eth1", Transport::Tcp, TIMEOUT);

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, fs, thread, time::Duration};
 
 use mpvpn_tests::{
     eventually,
+    iperf::IperfServer,
     ping::{Ping, Pings},
     testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed, paths_of},
 };
@@ -22,10 +23,23 @@ const CLASSES: [&str; 3] = ["default", "critical", "bulk"];
 /// Those of them that sleep until their first packet.
 const SLEEPING: [&str; 2] = ["critical", "bulk"];
 
-/// Starts a client with this configuration, and waits until every class is up on `links` links.
-fn client(testbed: &Testbed, config: &str, links: usize) -> MpvpnProcess {
+/// Starts a client with this configuration, and tables for all classes, which therefore connect with their
+/// first packets.
+fn client_with_tables(testbed: &Testbed, config: &str) -> MpvpnProcess {
+    let mut config = config.to_owned();
+    for class in SLEEPING {
+        let name = format!("name = '{class}'\n");
+        if !config.contains(&name) {
+            config += &format!("[[class]]\n{name}");
+        }
+    }
     fs::write(testbed.dir().join("client.toml"), config).expect("a file");
-    let client = testbed.client(&["--config", "client.toml"]);
+    testbed.client(&["--config", "client.toml"])
+}
+
+/// The same, and waits until every class is up on `links` links.
+fn client(testbed: &Testbed, config: &str, links: usize) -> MpvpnProcess {
+    let client = client_with_tables(testbed, config);
     client.wait_for_status(TIMEOUT, "classes that carry their packets themselves", |status| {
         SLEEPING.iter().for_each(|class| testbed.wake_class(class));
         let all = status["classes"].as_array().expect("classes is a list");
@@ -115,7 +129,7 @@ fn each_class_has_its_own_ports_and_carries_the_traffic_of_its_rules_in_both_dir
 fn an_unused_class_has_no_connection_until_its_first_packet() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
-    let client = testbed.client(&[]);
+    let client = client_with_tables(&testbed, "");
     wait_for_active(&client, "default", 2);
     // The client's path becomes active a moment before the server's.
     let at_server = |expected: [usize; 3]| {
@@ -135,6 +149,24 @@ fn an_unused_class_has_no_connection_until_its_first_packet() {
         wait_for_active(&client, class, 2);
         at_server(expected);
     }
+}
+
+#[test]
+fn pings_have_a_connection_of_their_own_while_a_link_is_full_and_none_before() {
+    let testbed = Testbed::new(&["20mbit,10ms"]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
+    let state = || client.status()["classes"][1]["state"].clone();
+    // Pings belong to `critical`.
+    let said = ping(&testbed, &["-c", "20", "-i", "0.05"]);
+    assert!(said.contains("20 received"), "{said}");
+    assert_eq!(state(), "asleep");
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 4, Direction::Down, 5);
+    let pings = Ping::dense(&testbed, Host::Client, TUNNEL, 4).finish();
+    assert_eq!(state(), "up");
+    assert!(has_no_loss(&pings), "{pings:?}");
+    load.finish();
 }
 
 #[test]

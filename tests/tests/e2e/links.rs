@@ -254,7 +254,9 @@ fn packets_of_a_link_carry_its_mark_in_both_directions() {
     let _server = testbed.server(&[]);
     let mut target = IperfTarget::new(&testbed, TUNNEL, 5201);
     for transport in ["quic", "tcp"] {
-        let config = format!("[[link]]\nname = 'eth1'\ndscp = 'af21'\ntransport = '{transport}'\n");
+        let config = format!(
+            "[[link]]\nname = 'eth1'\ndscp = 'af21'\ntransport = '{transport}'\n[[class]]\nname = 'critical'\n"
+        );
         let mut client = client(&testbed, &config, &[]);
         // Which link's path is the first of the connection, and so its number, is chance.
         client.wait_for_status(TIMEOUT, &format!("{transport} over eth1 and another path"), |status| {

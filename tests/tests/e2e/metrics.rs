@@ -32,7 +32,9 @@ fn value_of(samples: &BTreeMap<String, f64>, series: &str) -> f64 {
 fn counters_of_classes_links_and_paths_rise_with_traffic_at_both_ends() {
     let testbed = Testbed::two_links();
     let _server = testbed.server(&["--metrics", METRICS_ADDRESS]);
-    let mut client = testbed.client(&["--metrics", METRICS_ADDRESS]);
+    // A class with a table has a connection of its own.
+    fs::write(testbed.dir().join("client.toml"), "[[class]]\nname = 'critical'\n").expect("a file");
+    let mut client = testbed.client(&["--metrics", METRICS_ADDRESS, "--config", "client.toml"]);
     reaches(&testbed, Host::Client, TUNNEL);
     for series in [
         "mpvpn_up",

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// How long a test waits for an expected state. Longer than on any busy machine; only a failing test takes
 /// that long.
 const TIMEOUT: Duration = Duration::from_secs(10);
-const BULK_ONLY: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
+const BOTH: &str = "[[class]]\nname = \"critical\"\n[[class]]\nname = \"bulk\"\nweight = 2\n";
 
 fn write(testbed: &Testbed, text: &str) {
     fs::write(testbed.dir().join("client.toml"), text).expect("a file");
@@ -55,12 +55,12 @@ fn local_addresses(status: &Value, class: &str) -> Vec<String> {
 fn classes_are_added_changed_and_removed_without_affecting_others() {
     let testbed = Testbed::two_links();
     let server = testbed.server(&[]);
-    write(&testbed, BULK_ONLY);
+    write(&testbed, BOTH);
     let client = testbed.client(&["--config", "client.toml", "--state-dir", "state"]);
     let before = wait_for_classes(&testbed, &client, &["default", "critical", "bulk"]);
 
     let cams = "[[class]]\nname = \"cams\"\ndscp = 20\n[[class.match]]\nprotocol = \"icmp\"\n";
-    write(&testbed, &format!("{BULK_ONLY}{cams}"));
+    write(&testbed, &format!("{BOTH}{cams}"));
     assert_eq!(reload(&testbed, &client), (Some(0), "classes are as the file says now\n".to_owned()));
     let status = client.status();
     assert_eq!(status["classes"][3]["state"], "asleep", "nobody has used it: {status:#}");
@@ -81,11 +81,11 @@ fn classes_are_added_changed_and_removed_without_affecting_others() {
 
     // A new mark needs new sockets; a change of links does not.
     let changed = cams.replace("20", "22");
-    let changed = format!("{BULK_ONLY}exclude = [\"eth2\"]\n{changed}");
+    let changed = format!("{BOTH}exclude = [\"eth2\"]\n{changed}");
     write(&testbed, &changed.replace("dscp = 22", "fec = \"sometimes\""));
     let (code, said) = reload(&testbed, &client);
     assert!(
-        code == Some(2) && said.contains("client.toml, line 7") && said.contains("fec"),
+        code == Some(2) && said.contains("client.toml, line 9") && said.contains("fec"),
         "{code:?}: {said}"
     );
     wait_for_classes(&testbed, &client, &["default", "critical", "bulk", "cams"]);
@@ -112,7 +112,7 @@ fn classes_are_added_changed_and_removed_without_affecting_others() {
         );
     }
 
-    write(&testbed, BULK_ONLY);
+    write(&testbed, BOTH);
     client.reload();
     let status = wait_for_classes(&testbed, &client, &["default", "critical", "bulk"]);
     assert_eq!(local_addresses(&status, "default"), local_addresses(&before, "default"));

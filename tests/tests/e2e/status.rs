@@ -310,7 +310,9 @@ fn a_refused_class_shows_the_reason_and_its_packets_use_the_default_class() {
     let testbed = Testbed::two_links();
     std::fs::write(testbed.dir().join("server.toml"), "[[limit]]\nmax-classes = 1\n").expect("a file");
     let _server = testbed.server(&["--config", "server.toml"]);
-    let client = testbed.client(&[]);
+    let file = "[[class]]\nname = 'critical'\n[[class]]\nname = 'bulk'\n";
+    std::fs::write(testbed.dir().join("client.toml"), file).expect("a file");
+    let client = testbed.client(&["--config", "client.toml"]);
     client.wait_for_status(Duration::from_secs(10), "classes that are refused", |status| {
         ["critical", "bulk"].iter().for_each(|class| testbed.wake_class(class));
         let refused = |class: &Value| {

@@ -63,7 +63,8 @@ impl JsonSchema for ClassTables {
 
 /// A class of traffic. The classes `default`, `critical` and `bulk` are always there; a table with such a
 /// name changes that class. `critical` has `priority`, `max = "50%"` and `dscp = "ef"`; `bulk` has `weight =
-/// 1` and `dscp = "cs1"`.
+/// 1` and `dscp = "cs1"`. A class with a table has a connection of its own from its first packet on;
+/// `default` carries those of a class without one until a link is full or loses packets.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
 #[schemars(rename = "class")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class]]")]
@@ -200,6 +201,7 @@ impl Table {
         class.exclude = links(&self.exclude).unwrap_or_default();
         class.tun = self.tun.as_ref().map(|tun| tun.get_ref().0.clone());
         class.priority = self.priority.unwrap_or(class.priority);
+        class.connects_at_once = true;
         class.pinned = self.pinned.as_ref().is_some_and(|pinned| *pinned.get_ref());
     }
 }

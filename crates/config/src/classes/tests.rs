@@ -88,10 +88,15 @@ fn every_key_of_a_class_arrives() {
             tun: Some("cr0".into()),
             priority: true,
             pinned: true,
+            connects_at_once: true,
         }
     );
     let [_, _, bulk] = ClassConfig::built_in();
-    assert_eq!(*class(&config, "bulk"), ClassConfig { dscp: Some(1), ..bulk }, "the rest stays");
+    assert_eq!(
+        *class(&config, "bulk"),
+        ClassConfig { dscp: Some(1), connects_at_once: true, ..bulk },
+        "the rest stays"
+    );
     assert_eq!(
         config.class_rules[0],
         MatchRule {

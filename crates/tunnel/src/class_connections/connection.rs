@@ -4,7 +4,8 @@
 //! connection carries a packet, the default class does, or the packet waits. Always holds: a class that was
 //! unused for [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has
 //! no connection, unless it is the default class or flows would end with the connection. A class other than
-//! the default one has none before its first use; a pinned one always has. While a connection is being
+//! the default one has none before there is something that its packets would feel; a pinned one always has.
+//! While a connection is being
 //! made, only TCP SYN packets of streams wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
@@ -31,9 +32,9 @@ const MAX_SYN_WAIT: Duration = Duration::from_millis(900);
 /// Maximum number of SYNs that wait. Larger: more memory. Smaller: bursts of new connections use the default
 /// class. Value: chosen.
 const MAX_WAITING_SYNS: usize = 64;
-/// Flows that use the default class when their own class becomes ready move to it after at most this time, or
-/// earlier in a pause. Smaller: packets of a flow overtake each other. Larger: the flow keeps the wrong
-/// class. Value: chosen.
+/// Flows without priority that use the default class when their own class becomes ready move to it after at
+/// most this time, or earlier in a pause; others at once, as they have waited for nothing. Smaller: packets
+/// of a flow overtake each other. Larger: the flow keeps the wrong class. Value: chosen.
 const MAX_FLOW_MIGRATION: Duration = Duration::from_secs(1);
 /// A new connection searches its path MTU. If the MTU did not change for this time plus
 /// [`MTU_SEARCH_ROUND_TRIPS`] round trips, the search counts as finished. Smaller: the tunnel's MTU falls for
@@ -99,6 +100,8 @@ enum Attention {
 pub(super) struct ClassConnection {
     pub(super) id: ClassId,
     pub(super) priority: bool,
+    /// Whether its first packet wakes it, whatever the connection of the default class carries.
+    pub(super) connects_at_once: bool,
     /// Whether no other connection carries its packets, which wait or are lost while its own does not work.
     pub(super) is_pinned: bool,
     /// The client, for reading it and for taking results and reports, which makes nothing due; else
@@ -119,12 +122,20 @@ pub(super) struct ClassConnection {
 
 impl ClassConnection {
     /// Creates a class. The default class and pinned ones connect at once, others when they are used.
-    pub(super) fn new(now: Instant, id: ClassId, priority: bool, is_pinned: bool, client: Client) -> Self {
+    pub(super) fn new(
+        now: Instant,
+        id: ClassId,
+        priority: bool,
+        connects_at_once: bool,
+        is_pinned: bool,
+        client: Client,
+    ) -> Self {
         let waiting_syns = VecDeque::new();
         let (state, changes) = (ConnectionState::Down, Changes::default());
         let mut class = Self {
             id,
             priority,
+            connects_at_once,
             is_pinned,
             client,
             attention: Attention::Unhandled,
@@ -203,14 +214,28 @@ impl ClassConnection {
         self.client_mut().wake(now);
     }
 
-    /// Records that a packet belongs to the class, if `default_client` would carry it. The class wakes if it
-    /// sleeps, unless `default_client` asks for a server that is silent: then that asks for both.
-    pub(super) fn note_use(&mut self, now: Instant, default_client: &Client, packet: &ip::IpPacket<'_>) {
-        let is_asleep = self.state == ConnectionState::Asleep;
-        let is_due = is_asleep || now.saturating_duration_since(self.last_used) >= USE_NOTE_INTERVAL;
+    /// Whether there is no connection.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.state == ConnectionState::Asleep
+    }
+
+    /// Records that a packet belongs to the class, if `default_client` would carry it. A class that sleeps
+    /// wakes where the packet would feel what others send (`is_crowded`), or could not follow to another
+    /// connection later; but not while `default_client` asks for a server that is silent, which asks for
+    /// both.
+    pub(super) fn note_use(
+        &mut self,
+        now: Instant,
+        default_client: &Client,
+        is_crowded: bool,
+        packet: &ip::IpPacket<'_>,
+    ) {
+        let wakes = self.is_asleep()
+            && (is_crowded || self.connects_at_once || self.begins_stream(default_client, packet));
+        let is_due = wakes || now.saturating_duration_since(self.last_used) >= USE_NOTE_INTERVAL;
         if is_due && default_client.admits(packet) {
             self.last_used = now;
-            if is_asleep && !self.client.may_leave_to(now, default_client) {
+            if wakes && !self.client.may_leave_to(now, default_client) {
                 self.wake(now);
             }
         }
@@ -233,7 +258,9 @@ impl ClassConnection {
                 PacketOwner::DefaultClass
             }
             ConnectionState::Ready(since)
-                if now < since + MAX_FLOW_MIGRATION && default_client.may_be_overtaken(now, flow) =>
+                if !self.priority
+                    && now < since + MAX_FLOW_MIGRATION
+                    && default_client.may_be_overtaken(now, flow) =>
             {
                 PacketOwner::DefaultClass
             }

@@ -204,6 +204,11 @@ impl Client {
         }
     }
 
+    /// Whether packets of another class would feel what this connection sends and receives.
+    pub(crate) fn is_crowded(&self, now: Instant) -> bool {
+        self.session.as_ref().is_some_and(|session| session.multipath.is_crowded(now))
+    }
+
     /// The round-trip time of its first path.
     pub(crate) fn rtt(&mut self) -> Option<Duration> {
         let connection = self.session.as_ref()?.connection;

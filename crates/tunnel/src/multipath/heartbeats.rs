@@ -60,6 +60,10 @@ const CONFIRM_PROBE_INTERVAL: Duration = Duration::from_millis(40);
 /// report for each packet. Larger: acknowledgements are late.
 const MIN_STEER_INTERVAL: Duration = Duration::from_millis(5);
 
+/// How long after a path was full, or lost packets, a connection counts as crowded. Smaller: a class whose
+/// packets are far apart gets a connection of its own later. Larger: it gets one without need. Chosen.
+const CROWDED_FOR: Duration = Duration::from_secs(2);
+
 /// A heartbeat to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Heartbeat {
@@ -92,6 +96,10 @@ pub(super) struct TrafficState {
 pub(super) struct Heartbeats {
     role: Role,
     reports: Option<ReportState>,
+    /// When a path was full or lost packets here, noted once in half of [`CROWDED_FOR`], and when the peer
+    /// last reported that.
+    crowded: Option<Instant>,
+    peer_crowded: Option<Instant>,
 }
 
 /// The state of sent and received reports.
@@ -122,7 +130,7 @@ struct PathProbe {
 impl Heartbeats {
     /// Creates heartbeats that are PINGs.
     pub(super) fn new(role: Role) -> Self {
-        Self { role, reports: None }
+        Self { role, reports: None, crowded: None, peer_crowded: None }
     }
 
     /// Sends reports from now on, in this context of the request stream.
@@ -182,6 +190,9 @@ impl Heartbeats {
         tracing::trace!(target: LIVENESS, ?report, "a heartbeat report of the peer arrived");
         reports.newest_received = Some((report.number, now));
         reports.announce |= report.ask;
+        if report.crowded {
+            self.peer_crowded = Some(now);
+        }
         let active_until = report.active.then(|| now + PEER_ACTIVE_FOR);
         if report.active && !is_dense(now, paths) {
             tracing::debug!(target: LIVENESS, "data moves at the peer: heartbeats become dense");
@@ -240,6 +251,21 @@ impl Heartbeats {
             return None;
         }
         self.report_overdue_at(now, paths).filter(|at| now >= *at)
+    }
+
+    /// A path is full or loses packets. A server reports that at once, and again while it lasts.
+    pub(super) fn note_crowded(&mut self, now: Instant) {
+        if self.crowded.is_none_or(|at| now >= at + CROWDED_FOR / 2) {
+            self.crowded = Some(now);
+            if self.role == Role::Server {
+                self.announce();
+            }
+        }
+    }
+
+    /// Whether packets of one class delay those of another one, here or at the peer.
+    pub(super) fn is_crowded(&self, now: Instant) -> bool {
+        [self.crowded, self.peer_crowded].into_iter().flatten().any(|at| now < at + CROWDED_FOR)
     }
 
     /// Sends a report at once, because this end has changed its mind about a path.
@@ -303,7 +329,8 @@ impl Heartbeats {
         });
         let paths = paths.collect();
         reports.sent = reports.sent.wrapping_add(1);
-        Some(HeartbeatReport { active, ask, number: reports.sent, paths }.encode(&reports.prefix))
+        let crowded = self.role == Role::Server && self.crowded.is_some_and(|at| now < at + CROWDED_FOR / 2);
+        Some(HeartbeatReport { active, ask, crowded, number: reports.sent, paths }.encode(&reports.prefix))
     }
 
     /// Returns the heartbeat for a path: a report on a trusted path (or any, if none is trusted), else a

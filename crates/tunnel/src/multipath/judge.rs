@@ -5,7 +5,7 @@
 //! and everything that follows from it. Always holds: every [`MeasurementTimer`](super::MeasurementTimer)
 //! task leaves scheduler, groups and connection with the same set of usable paths.
 
-use mpvpn_path::{PathInfo, PathState, TieredPath};
+use mpvpn_path::{PathInfo, PathState, TieredPath, Utilization};
 use mpvpn_quic::{Connection, PathStats};
 use mpvpn_types::{
     Duration, Instant, LinkId, PathId, Tier,
@@ -22,6 +22,13 @@ use super::{
     usage::{Evidence, Judgement},
 };
 use crate::Reinjected;
+
+/// The loss of a path (share of packets, 0 to 1) from which one class would feel what another one loses,
+/// since both share congestion control. Smaller: classes connect without need; larger: they feel it. The loss
+/// from which FEC protects a path by itself (docs/design/fec.md).
+const CROWDED_LOSS: f64 = 0.02;
+/// Packets sent in the last 10 s from which their loss counts. Fewer: chance; more: it counts late. Chosen.
+const MIN_PACKETS_FOR_LOSS: u64 = 100;
 
 impl MultipathConnection {
     /// Measures and judges the paths if the timer says so.
@@ -49,6 +56,7 @@ impl MultipathConnection {
         self.update_scheduler(now, connection, measuring);
         if measuring {
             self.shortest_rtt = views.iter().filter_map(|view| view.min_rtt).min();
+            self.note_crowding(now, &views);
             self.update_numbering(now, views);
             self.events.on_measured(&self.paths);
         }
@@ -223,6 +231,15 @@ impl MultipathConnection {
             let rate =
                 self.scheduler.dispatcher.paths_by_preference().map(|id| connection.delivery_rate(id)).sum();
             self.scheduler.set_rate(rate);
+        }
+    }
+
+    /// Notes whether a link is full, or loses packets, so that others would feel what this connection sends.
+    fn note_crowding(&mut self, now: Instant, views: &[PathStats]) {
+        let is_lossy =
+            |view: &PathStats| view.loss >= CROWDED_LOSS && view.recent_packets_sent >= MIN_PACKETS_FOR_LOSS;
+        if views.iter().any(is_lossy) || self.paths.values().any(|path| path.load.now == Utilization::Full) {
+            self.heartbeats.note_crowded(now);
         }
     }
 

@@ -58,7 +58,7 @@ impl RogueServer {
         let config = world.client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr);
         let class = ClassProfile { name: "default".to_owned(), ..ClassProfile::default() };
         let config = mpvpn_tunnel::ClientConfig { class: Some(class), ..config };
-        let setup = ClassSetup { id: ClassId(0), priority: false, config };
+        let setup = ClassSetup { id: ClassId(0), priority: false, connects_at_once: true, config };
         let now = world.now;
         let mut rogue = Self {
             now,

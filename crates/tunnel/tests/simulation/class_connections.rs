@@ -169,7 +169,12 @@ impl Stage {
 
     fn setup(&self, id: ClassId, name: &str, scheduler: Scheduler) -> ClassSetup {
         let config = self.world.client_config(TOKEN, scheduler, CongestionControl::Bbr);
-        ClassSetup { id, priority: false, config: ClientConfig { class: Some(profile(name)), ..config } }
+        ClassSetup {
+            id,
+            priority: false,
+            connects_at_once: true,
+            config: ClientConfig { class: Some(profile(name)), ..config },
+        }
     }
 
     fn now(&self) -> Instant {

@@ -81,9 +81,16 @@ impl Site {
     /// The same, and the controller of the class `bulk`.
     fn with_cc(links: &[&str], lane: FlowMode, given: Option<u64>, cc: Option<CongestionControl>) -> Self {
         let mut world = World::new();
-        world.flow_rules = Rules { mode: lane, rules: Vec::new() };
-        world.classes = profiles().into();
         world.class_cc.extend(cc.map(|cc| ("bulk", cc)));
+        let mut site = Self::without_connections(world, links, lane, given);
+        site.world.wake_classes(site.client, &[(CALL, 9), (BACKUP, 9)], 1000 * MS);
+        site
+    }
+
+    /// A client that has used no class yet.
+    fn without_connections(mut world: World, links: &[&str], lane: FlowMode, given: Option<u64>) -> Self {
+        world.classes = profiles().into();
+        world.flow_rules = Rules { mode: lane, rules: Vec::new() };
         let rule = |from, to, class| Rule { from_ports: vec![from..=to], class, ..Rule::default() };
         world.class_rules =
             ClassRules::new(vec![rule(CALL, CALL + 1, CRITICAL), rule(BACKUP, WEB - 1, BULK)]);
@@ -101,8 +108,13 @@ impl Site {
             }
         }
         world.up(client);
-        world.wake_classes(client, &[(CALL, 9), (BACKUP, 9)], 1000 * MS);
         Self { world, client, apps: Vec::new() }
+    }
+
+    /// The classes of which the server has connections.
+    fn connected(&mut self) -> Vec<String> {
+        let now = self.world.now;
+        self.world.servers[0].report(now).into_iter().map(|report| report.class).collect()
     }
 
     /// Connections from these ports that take all they can get.
@@ -227,6 +239,29 @@ const MAX_ADDED_DELAY: Duration = Duration::from_millis(5);
 fn a_call_does_not_feel_a_backup() {
     for direction in [Direction::Up, Direction::Down, Direction::Both] {
         assert_unfelt(LINK, None, direction);
+    }
+}
+
+#[test]
+fn a_call_has_a_connection_of_its_own_while_a_link_is_full_and_shares_one_otherwise() {
+    for direction in [Direction::Up, Direction::Down] {
+        let mut world = World::new();
+        world.classes_connect_at_once = false;
+        let mut site = Site::without_connections(world, &[LINK], FlowMode::Auto, None);
+        let idle = site.play(4000 * MS);
+        assert_eq!((idle.lost(), site.connected().len()), (0, 1), "{direction:?}");
+        // Connections of the class that carries the call. It never pauses, and moves all the same.
+        site.begin(16, WEB, direction);
+        let first = site.play(1000 * MS);
+        assert_eq!(site.connected(), ["default", "critical"], "{direction:?}");
+        let call = site.play(4000 * MS);
+        let later = call.p99().saturating_sub(idle.p99());
+        println!("{direction:?}: {:?} later in the first second, then {later:?}", first.p99() - idle.p99());
+        assert!(first.lost() + call.lost() == 0 && later <= MAX_ADDED_DELAY, "{direction:?}: {later:?}");
+        site.apps.clear();
+        site.world.run(Duration::from_secs(120));
+        site.play(1000 * MS);
+        assert_eq!(site.connected(), ["default"], "{direction:?}");
     }
 }
 

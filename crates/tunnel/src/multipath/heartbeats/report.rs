@@ -11,6 +11,8 @@ use mpvpn_types::PathId;
 const FLAG_ACTIVE: u8 = 1;
 /// Flag of a report: the sender asks for a report and for heartbeats.
 const FLAG_ASK: u8 = 2;
+/// Flag of a report: a path of the sender is full or loses packets.
+const FLAG_CROWDED: u8 = 4;
 /// Flag of a path's entry: packets arrive at the sender of the report.
 const PATH_HEARD: u64 = 1;
 /// Flag of a path's entry: the sender wants no data on the path while other paths work.
@@ -43,6 +45,8 @@ pub(crate) struct HeartbeatReport {
     pub(crate) active: bool,
     /// The sender asks for a report, and for a heartbeat on each path on which it receives nothing.
     pub(crate) ask: bool,
+    /// A path of the sender was full lately, or lost packets, so that one class delays others.
+    pub(crate) crowded: bool,
     /// Grows with every report, modulo 2^32.
     pub(crate) number: u32,
     pub(crate) paths: Vec<ReportedPath>,
@@ -52,7 +56,8 @@ impl HeartbeatReport {
     /// Encodes the report after its prefix; entries beyond [`MAX_PATHS`] are left out.
     pub(super) fn encode(&self, prefix: &DatagramPrefix) -> Bytes {
         let mut out = BytesMut::from(prefix.as_ref());
-        let flags = if self.active { FLAG_ACTIVE } else { 0 } | if self.ask { FLAG_ASK } else { 0 };
+        let flags = [(self.active, FLAG_ACTIVE), (self.ask, FLAG_ASK), (self.crowded, FLAG_CROWDED)];
+        let flags = flags.iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
         out.extend_from_slice(&[flags]);
         out.extend_from_slice(&self.number.to_be_bytes());
         for ReportedPath { id, reception, later } in self.paths.iter().take(MAX_PATHS) {
@@ -73,8 +78,9 @@ impl HeartbeatReport {
             let reception = if entry & PATH_HEARD != 0 { Reception::Heard } else { Reception::Silent };
             paths.push(ReportedPath { id, reception, later: entry & PATH_LATER != 0 });
         }
-        let (active, ask) = (flags & FLAG_ACTIVE != 0, flags & FLAG_ASK != 0);
-        Some(Self { active, ask, number, paths })
+        let has = |flag| flags & flag != 0;
+        let (active, ask, crowded) = (has(FLAG_ACTIVE), has(FLAG_ASK), has(FLAG_CROWDED));
+        Some(Self { active, ask, crowded, number, paths })
     }
 }
 
@@ -97,7 +103,7 @@ mod tests {
             entry(5, Reception::Silent, true),
             entry(u32::MAX, Reception::Heard, true),
         ];
-        let report = HeartbeatReport { active: true, ask: false, number: 0xfedc_ba98, paths };
+        let report = HeartbeatReport { active: true, ask: false, crowded: true, number: 0xfedc_ba98, paths };
         let prefix = datagram::prefix(4, 4);
         let bytes = report.encode(&prefix);
         let start = prefix.as_ref().len();
@@ -117,9 +123,12 @@ mod tests {
             json!({ "path_id": path.id.0, "heard": heard, "later": path.later })
         };
         let parse = |received: Received<'_>| {
-            let HeartbeatReport { active, ask, number, paths } = HeartbeatReport::decode(received.payload)?;
+            let HeartbeatReport { active, ask, crowded, number, paths } =
+                HeartbeatReport::decode(received.payload)?;
             let paths: Vec<_> = paths.iter().map(path_of).collect();
-            Some(json!({ "active": active, "ask": ask, "number": number, "paths": paths }))
+            Some(json!({
+                "active": active, "ask": ask, "crowded": crowded, "number": number, "paths": paths
+            }))
         };
         let flag = |value: &Value, name| value[name].as_bool().unwrap();
         let path = |value: &Value| ReportedPath {
@@ -128,9 +137,13 @@ mod tests {
             later: flag(value, "later"),
         };
         let encode = |_, _, fields: &Value| {
-            let (active, ask) = (flag(fields, "active"), flag(fields, "ask"));
-            let paths = fields["paths"].as_array().unwrap().iter().map(path).collect();
-            let report = HeartbeatReport { active, ask, number: number(&fields["number"]) as u32, paths };
+            let report = HeartbeatReport {
+                active: flag(fields, "active"),
+                ask: flag(fields, "ask"),
+                crowded: flag(fields, "crowded"),
+                number: number(&fields["number"]) as u32,
+                paths: fields["paths"].as_array().unwrap().iter().map(path).collect(),
+            };
             report.encode(&prefix(fields)).to_vec()
         };
         check_datagrams(include_str!("../../../../../docs/vectors/heartbeats.json"), parse, encode);

@@ -604,7 +604,12 @@ pub fn classes_come_and_go(world: &mut World) {
     let setup = |world: &World, id, name: &str, scheduler| {
         let config = world.client_config(TOKEN, scheduler, CongestionControl::Bbr);
         let class = Some(ClassProfile { name: name.to_owned(), ..ClassProfile::default() });
-        ClassSetup { id: ClassId(id), priority: false, config: ClientConfig { class, ..config } }
+        ClassSetup {
+            id: ClassId(id),
+            priority: false,
+            connects_at_once: true,
+            config: ClientConfig { class, ..config },
+        }
     };
     let talk = |world: &mut World| datagrams(world, client, [4, 4], 500, SECOND);
     talk(world);

@@ -177,6 +177,8 @@ pub struct World {
     pub classes: Vec<ClassProfile>,
     /// The congestion controllers of classes, by name, where they are not that of the client.
     pub class_cc: BTreeMap<&'static str, CongestionControl>,
+    /// Whether classes connect with their first packet.
+    pub classes_connect_at_once: bool,
     /// Extensions that clients that are added do not know.
     pub disabled_at_client: &'static [&'static str],
     /// Extensions that the server does not know from its next restart on.
@@ -254,6 +256,7 @@ impl World {
             addresses_in_use: AddressesInUse::default(),
             classes: Vec::new(),
             class_cc: BTreeMap::new(),
+            classes_connect_at_once: true,
             disabled_at_client: &[],
             disabled_at_server: &[],
             class_rules: mpvpn_class::Rules::default(),
@@ -369,6 +372,7 @@ impl World {
             ClassSetup {
                 id: ClassId(number),
                 priority: class.as_ref().is_some_and(|class| class.share.first),
+                connects_at_once: self.classes_connect_at_once,
                 config: ClientConfig { class, ..self.client_config(token, scheduler, cc) },
             }
         };
