@@ -372,7 +372,7 @@ impl ClassConnections {
                 if self.session_secret.is_some() {
                     connection.note_use(now, &default.client, is_crowded, &view);
                 }
-                match connection.packet_owner(now, default, &key, &view) {
+                match connection.packet_owner(now, &default.client, &view) {
                     PacketOwner::OwnClass => Some(own),
                     PacketOwner::DefaultClass => Some(0),
                     PacketOwner::Undecided => None,

@@ -32,10 +32,6 @@ const MAX_SYN_WAIT: Duration = Duration::from_millis(900);
 /// Maximum number of SYNs that wait. Larger: more memory. Smaller: bursts of new connections use the default
 /// class. Value: chosen.
 const MAX_WAITING_SYNS: usize = 64;
-/// Flows without priority that use the default class when their own class becomes ready move to it after at
-/// most this time, or earlier in a pause; others at once, as they have waited for nothing. Smaller: packets
-/// of a flow overtake each other. Larger: the flow keeps the wrong class. Value: chosen.
-const MAX_FLOW_MIGRATION: Duration = Duration::from_secs(1);
 /// A new connection searches its path MTU. If the MTU did not change for this time plus
 /// [`MTU_SEARCH_ROUND_TRIPS`] round trips, the search counts as finished. Smaller: the tunnel's MTU falls for
 /// a moment. Larger: the class uses the default class's connection for longer. Values: chosen.
@@ -56,8 +52,8 @@ enum ConnectionState {
     Down,
     /// Connected, but the path MTU may still grow: it has not changed since this time.
     Up(Instant),
-    /// The connection carries the packets of the class, since this time.
-    Ready(Instant),
+    /// The connection carries the packets of the class.
+    Ready,
 }
 
 impl ConnectionState {
@@ -67,7 +63,7 @@ impl ConnectionState {
             Self::Waking(_) => "waking",
             Self::Down => "down",
             Self::Up(_) => "up",
-            Self::Ready(_) => "ready",
+            Self::Ready => "ready",
         }
     }
 }
@@ -176,7 +172,7 @@ impl ClassConnection {
 
     /// Whether the connection carries the packets of the class.
     pub(super) fn is_ready(&self) -> bool {
-        matches!(self.state, ConnectionState::Ready(_))
+        matches!(self.state, ConnectionState::Ready)
     }
 
     /// Changes the state, and logs the reason.
@@ -245,8 +241,7 @@ impl ClassConnection {
     pub(super) fn packet_owner(
         &self,
         now: Instant,
-        Self { client: default_client, .. }: &mut Self,
-        flow: &FlowKey,
+        default_client: &Client,
         packet: &ip::IpPacket<'_>,
     ) -> PacketOwner {
         match self.state {
@@ -254,17 +249,10 @@ impl ClassConnection {
             // Nothing would arrive; the other connection would send as much as may be unacknowledged.
             ConnectionState::Asleep if self.client.may_leave_to(now, default_client) => PacketOwner::OwnClass,
             // The connection of the default class uses the same links, and may be the only one that works.
-            ConnectionState::Ready(_) if !self.client.reaches_server() && default_client.reaches_server() => {
+            ConnectionState::Ready if !self.client.reaches_server() && default_client.reaches_server() => {
                 PacketOwner::DefaultClass
             }
-            ConnectionState::Ready(since)
-                if !self.priority
-                    && now < since + MAX_FLOW_MIGRATION
-                    && default_client.may_be_overtaken(now, flow) =>
-            {
-                PacketOwner::DefaultClass
-            }
-            ConnectionState::Ready(_) => PacketOwner::OwnClass,
+            ConnectionState::Ready => PacketOwner::OwnClass,
             ConnectionState::Waking(woken)
                 if now < woken + MAX_SYN_WAIT && self.begins_stream(default_client, packet) =>
             {
@@ -296,7 +284,7 @@ impl ClassConnection {
     pub(super) fn release(&mut self, now: Instant) -> (PacketOwner, VecDeque<(VnetHdr, Vec<u8>)>) {
         let owner = match self.state {
             // A stream does not depend on the MTU.
-            ConnectionState::Up(_) | ConnectionState::Ready(_) => PacketOwner::OwnClass,
+            ConnectionState::Up(_) | ConnectionState::Ready => PacketOwner::OwnClass,
             _ if self.is_pinned => PacketOwner::OwnClass,
             ConnectionState::Waking(woken) if now < woken + MAX_SYN_WAIT => {
                 return (PacketOwner::Undecided, VecDeque::new());
@@ -349,9 +337,9 @@ impl ClassConnection {
             let fits = self.own_mtu >= mtu;
             let reason =
                 if fits { "it carries packets of the tunnel's MTU" } else { "its MTU grows no more" };
-            self.enter(ConnectionState::Ready(now), reason);
+            self.enter(ConnectionState::Ready, reason);
         }
-        if matches!(self.state, ConnectionState::Ready(_)) {
+        if matches!(self.state, ConnectionState::Ready) {
             self.mtu = self.own_mtu;
         }
     }
@@ -394,7 +382,7 @@ impl ClassConnection {
         let change = match self.state {
             ConnectionState::Waking(woken) => self.has_waiting().then_some(woken + MAX_SYN_WAIT),
             ConnectionState::Up(since) => Some(since + self.mtu_search_duration()),
-            ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready(_) => None,
+            ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready => None,
         };
         let idle = self.idle_deadline(session_last_use);
         let next = [self.client.poll_timeout(now), idle, change].into_iter().flatten().min();

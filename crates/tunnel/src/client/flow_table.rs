@@ -85,13 +85,6 @@ impl FlowTable {
         *entry = (entry.0 + bytes as u64, now);
     }
 
-    /// When the last packet of a flow passed, in either direction; `None` if the flow is not in the table.
-    pub(crate) fn last_packet(&self, key: &FlowKey) -> Option<Instant> {
-        let sent = self.sent.get(key.hash32()).map(|flow| flow.active);
-        let received = self.received.get(key.reversed().hash32()).map(|(_, at)| *at);
-        sent.max(received)
-    }
-
     /// The flows of the last [`RECENT`].
     pub(crate) fn flows(&self, now: Instant) -> impl Iterator<Item = Flow> {
         let is_recent = move |flow: &Flow| now.saturating_duration_since(flow.active) < RECENT;
@@ -125,7 +118,6 @@ mod tests {
         let flow = flows[0];
         assert_eq!((flow.key, flow.up_bytes, flow.down_bytes), (key(1), 100, 1000));
         assert_eq!((flow.since, flow.active), (start, later));
-        assert_eq!([1, 2, 3].map(|port| table.last_packet(&key(port))), [Some(later), Some(later), None]);
     }
 
     #[test]

@@ -221,15 +221,6 @@ impl Client {
         self.apps.tcp.split_tcp.flow_count() + self.edge_relays.len() + udp > 0
     }
 
-    /// Whether a packet of this flow passed so recently that the next one, over another connection on the
-    /// same links, could overtake it.
-    pub(crate) fn may_be_overtaken(&mut self, now: Instant, flow: &FlowKey) -> bool {
-        let Some(last) = self.apps.flow_table.last_packet(flow) else { return false };
-        let Some(session) = &self.session else { return false };
-        let Some(connection) = self.endpoint.get(session.connection) else { return false };
-        now.saturating_duration_since(last) < session.multipath.max_reordering_delay(connection)
-    }
-
     /// Sends an ICMP error to the source of a packet.
     pub(super) fn send_icmp_error(
         &mut self,

@@ -4,13 +4,9 @@
 
 use mpvpn_path::{PathState, Placement, StateReason};
 use mpvpn_quic::{Connection, PathStats};
-use mpvpn_types::{Duration, Instant, LinkId, PathId};
+use mpvpn_types::{Instant, LinkId, PathId};
 
 use super::{MultipathConnection, PathFecCounters, ResequencingCounters, Role};
-
-/// Delay variation that packets of one path have without cause (scheduling latency of the operating system).
-/// Smaller: a flow that changes connections is reordered. Larger: it waits for longer.
-const BASE_JITTER: Duration = Duration::from_millis(4);
 
 /// One path as status output shows it.
 #[derive(Clone, Debug)]
@@ -78,17 +74,6 @@ impl MultipathConnection {
     /// Returns the bytes of received packets that wait for others.
     pub(crate) fn held_bytes(&self) -> usize {
         self.recovery.sequencer.as_ref().map_or(0, |sequencer| sequencer.resequencer.reorder.held_bytes())
-    }
-
-    /// Returns how long after a packet was sent on this connection a later packet of its flow, sent on
-    /// another connection over the same links, may overtake it.
-    pub(crate) fn max_reordering_delay(&self, connection: &Connection) -> Duration {
-        let rtts = || {
-            let used = self.paths.iter().filter(|(_, path)| path.usage.state == PathState::Active);
-            used.filter_map(|(id, _)| connection.rtt(id))
-        };
-        let (most, least) = (rtts().max().unwrap_or_default(), rtts().min().unwrap_or_default());
-        self.scheduler.sojourn() + (most - least) + BASE_JITTER
     }
 
     /// Whether no packet waits, new or lost.
