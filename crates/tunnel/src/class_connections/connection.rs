@@ -5,8 +5,7 @@
 //! unused for [`IDLE_BEFORE_CLOSE`], or in a session that was unused for [`SESSION_IDLE_BEFORE_CLOSE`], has
 //! no connection, unless it is the default class or flows would end with the connection. A class other than
 //! the default one has none before there is something that its packets would feel; a pinned one always has.
-//! While a connection is being
-//! made, only TCP SYN packets of streams wait, for at most [`MAX_SYN_WAIT`].
+//! While a connection is being made, only TCP SYN packets of streams wait, for at most [`MAX_SYN_WAIT`].
 
 use std::collections::VecDeque;
 
