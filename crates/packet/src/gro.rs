@@ -173,6 +173,8 @@ struct OpenGroup {
     next_seq: u32,
     packet_len: usize,
     segments: u16,
+    /// Whether the checksums of its packets were verified.
+    is_intact: bool,
     /// The PSH and FIN flags of the last segment.
     final_flags: u8,
     id_rule: Ipv4IdRule,
@@ -205,18 +207,6 @@ enum Transport {
     Udp,
 }
 
-/// How a received packet can be merged.
-enum PacketKind {
-    /// Not an IP packet.
-    NotIp,
-    /// A fragment, which may belong to any flow between its addresses.
-    Fragment(FlowKey),
-    /// A packet of a flow that cannot be merged.
-    Unmergeable(FlowKey),
-    /// A packet that can be merged, or a pure acknowledgement that a later one can replace.
-    Mergeable(FlowKey, HeaderLayout),
-}
-
 impl GroCoalescer {
     /// A coalescer that holds no packets.
     pub fn new() -> Self {
@@ -225,39 +215,30 @@ impl GroCoalescer {
 
     /// Takes a received packet.
     pub fn push(&mut self, packet: Bytes) {
-        let flow = match classify(&packet) {
-            PacketKind::NotIp => None,
-            PacketKind::Fragment(key) => {
-                self.close_groups_between(&key);
-                None
-            }
-            PacketKind::Unmergeable(key) => {
-                let hash = key.hash32();
-                if let Some(at) = self.find(&key, hash) {
-                    self.close(at);
-                }
-                Some(hash)
-            }
-            PacketKind::Mergeable(key, layout) => {
-                let hash = key.hash32();
-                let is_pure_ack = packet.len() == layout.headers;
-                match self.find(&key, hash) {
-                    Some(at) if is_pure_ack && self.supersedes(&self.open_groups[at], &packet, layout) => {
-                        self.replace(at, packet)
-                    }
-                    Some(at) if !is_pure_ack && self.extends(&self.open_groups[at], &packet, layout) => {
-                        self.append(at, packet)
-                    }
-                    Some(at) => {
-                        self.close(at);
-                        self.start(key, hash, layout, packet);
-                    }
-                    None => self.start(key, hash, layout, packet),
-                }
-                return;
-            }
+        let Ok(view) = ip::parse(&packet) else {
+            self.enqueue(packet, None);
+            return;
         };
-        self.enqueue(packet, flow);
+        let key = FlowKey::of(&view);
+        if view.fragment().is_some() {
+            self.close_groups_between(&key);
+            self.enqueue(packet, None);
+            return;
+        }
+        let hash = key.hash32();
+        let open = self.find(&key, hash);
+        let layout = layout_of(&view).filter(|_| packet.len() == view.total_len());
+        let is_pure_ack = layout.is_some_and(|layout| packet.len() == layout.headers);
+        let joined = open.zip(layout).filter(|(at, layout)| self.joins(*at, &view, *layout));
+        match joined {
+            Some((at, _)) if is_pure_ack => return self.replace(at, packet),
+            Some((at, _)) => return self.append(at, packet),
+            None => open.into_iter().for_each(|at| self.close(at)),
+        }
+        match layout {
+            Some(layout) => self.start(key, hash, layout, packet),
+            None => _ = self.enqueue(packet, Some(hash)),
+        }
     }
 
     /// Closes all groups: afterwards all pushed packets can be popped.
@@ -328,9 +309,27 @@ impl GroCoalescer {
             next_seq,
             packet_len,
             segments: 1,
+            is_intact: false,
             final_flags: 0,
             id_rule: Ipv4IdRule::Undecided,
         });
+    }
+
+    /// Whether a packet of the same flow can be appended to a group, or replace its acknowledgement. Only
+    /// then the checksums of both are verified: a lone packet is verified by its receiver.
+    fn joins(&mut self, at: usize, packet: &IpPacket<'_>, layout: HeaderLayout) -> bool {
+        let (group, bytes) = (&self.open_groups[at], packet.bytes());
+        let fits = match bytes.len() == layout.headers {
+            true => self.supersedes(group, bytes, layout),
+            false => self.extends(group, bytes, layout),
+        };
+        if !fits || !checksum::is_intact(packet) {
+            return false;
+        }
+        let first = &self.queue[self.queue_index(group.number)].first;
+        let is_intact = group.is_intact || ip::parse(first).is_ok_and(|first| checksum::is_intact(&first));
+        self.open_groups[at].is_intact = is_intact;
+        is_intact
     }
 
     /// Whether `packet`, of the same flow, can be appended to the group.
@@ -410,22 +409,6 @@ impl GroCoalescer {
             let element = self.queue_index(group.number);
             finish(&mut self.queue[element], &group);
         }
-    }
-}
-
-fn classify(bytes: &[u8]) -> PacketKind {
-    let Ok(packet) = ip::parse(bytes) else {
-        return PacketKind::NotIp;
-    };
-    let key = FlowKey::of(&packet);
-    if packet.fragment().is_some() {
-        return PacketKind::Fragment(key);
-    }
-    match layout_of(&packet) {
-        Some(layout) if bytes.len() == packet.total_len() && checksum::is_intact(&packet) => {
-            PacketKind::Mergeable(key, layout)
-        }
-        _ => PacketKind::Unmergeable(key),
     }
 }
 
