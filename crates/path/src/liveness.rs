@@ -552,8 +552,7 @@ impl Liveness {
 
     /// Whether heartbeats are dense.
     pub fn is_dense(&self, now: Instant) -> bool {
-        self.last_traffic
-            .is_some_and(|moved| now.saturating_duration_since(moved) < self.config.dense_duration)
+        self.last_traffic.is_some_and(|moved| now < moved + self.config.dense_duration)
             || self.peer_traffic_until.is_some_and(|until| now < until)
     }
 
@@ -692,11 +691,17 @@ impl Liveness {
         if !self.carrier {
             return None;
         }
+        let next = self.next_heartbeat(now);
+        // No deadline of the silence is earlier than this: the usual case, in which packets arrive.
+        let silent_at = self.last_received + self.intervals.max_gap.saturating_sub(self.intervals.dense);
+        let is_steady = self.awaited_ack.is_none() && self.is_alive() && self.was_heard;
+        if is_steady && now.max(next) < silent_at {
+            return Some(next);
+        }
         let deadlines = self.silence_deadlines(now);
         if self.is_heard_until(now, deadlines) != self.was_heard {
             return Some(now);
         }
-        let next = self.next_heartbeat(now);
         let Some(SilenceDeadlines { report, death }) = deadlines else {
             return Some(self.deadline(now).map_or(next, |deadline| deadline.min(next)));
         };

@@ -493,8 +493,6 @@ impl Client {
 
     /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let unusable =
-            self.unusable_since(now).map(|since| (since + RECONNECT_AFTER).max(now + RECONNECT_AFTER / 8));
         let mut next = if self.may_connect() { self.connector.backoff.next_try } else { None };
         let mut at_most = |at: Option<Instant>| {
             next = match (next, at) {
@@ -523,13 +521,17 @@ impl Client {
         {
             at_most(connection.poll_timeout());
             at_most(session.multipath.poll_timeout(now, connection));
-            // Links that are asked ever less often are looked at with each probe.
-            at_most(unusable.filter(|_| !self.silence.is_probing));
             if !session.accepted {
                 at_most(Some(session.since + RESPONSE_TIMEOUT));
             }
             at_most(session.further.overdue_at);
             at_most(self.links.poll_timeout(&session.multipath));
+        }
+        // Links that are asked ever less often are looked at with each probe.
+        let unusable_at = now + RECONNECT_AFTER / 8;
+        if !self.silence.is_probing && next.is_none_or(|next| unusable_at < next) {
+            let since = self.unusable_since(now);
+            next = next.into_iter().chain(since.map(|since| (since + RECONNECT_AFTER).max(unusable_at))).min();
         }
         next
     }

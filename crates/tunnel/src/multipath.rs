@@ -432,7 +432,7 @@ impl MultipathConnection {
     /// When heartbeats of the idle time have waited too long for an acknowledgement on a path that seems to
     /// work.
     fn no_answer_at(&self, connection: &Connection) -> Option<Instant> {
-        let at = |(id, path): (PathId, &PathEntry)| path.no_answer_at(connection.last_acked_send_time(id));
+        let at = |(id, path): (PathId, &PathEntry)| path.no_answer_at(|| connection.last_acked_send_time(id));
         self.paths.iter().filter_map(at).min()
     }
 
@@ -485,7 +485,7 @@ impl MultipathConnection {
         };
         let rate_limit = self.rate_limit.as_ref().filter(|_| !empty);
         let sequencer = self.recovery.sequencer.as_ref();
-        let all = [
+        let parts = [
             rate_limit.and_then(|limit| limit.retry_at(now)),
             self.paths.values().filter_map(|path| path.poll_timeout(now)).min(),
             if waits { while_waiting() } else { None },
@@ -493,10 +493,10 @@ impl MultipathConnection {
             self.trimmer.poll_timeout(!empty),
             self.timer.poll_timeout(self.tiers.is_overflowing()),
             self.mtu.poll_timeout(),
-            self.heartbeats.poll_timeout(now, &self.paths),
             self.no_answer_at(connection),
             self.recovery.data_ack_timeout(connection),
         ];
-        all.into_iter().flatten().min()
+        let first = parts.into_iter().flatten().min();
+        self.heartbeats.poll_timeout(now, &self.paths, first).into_iter().chain(first).min()
     }
 }

@@ -25,7 +25,7 @@ impl RecentSilences {
     /// Something arrived after `silence`.
     #[inline]
     pub(super) fn note(&mut self, now: Instant, silence: Duration) {
-        if now.saturating_duration_since(self.since) >= PERIOD {
+        if now >= self.since + PERIOD {
             (self.since, self.before) = (now, Some(self.longest));
             self.longest = Duration::ZERO;
         }

@@ -248,8 +248,11 @@ impl Links {
 
     /// Links that may have a path, and have none.
     fn without_path<'a>(&'a self, multipath: &'a MultipathConnection) -> impl Iterator<Item = LinkId> + 'a {
-        let all = self.links.keys().copied();
-        all.filter(|id| self.may_have_path(*id).is_some() && multipath.paths.path_on(*id).is_none())
+        self.links.keys().copied().filter(|id| self.needs_path(*id, multipath))
+    }
+
+    fn needs_path(&self, id: LinkId, multipath: &MultipathConnection) -> bool {
+        self.may_have_path(id).is_some() && multipath.paths.path_on(id).is_none()
     }
 
     /// The next probe, appended to `buf`.
@@ -263,8 +266,10 @@ impl Links {
 
     /// When to call [`Self::open_paths`].
     pub(super) fn poll_timeout(&self, multipath: &MultipathConnection) -> Option<Instant> {
-        let links = self.without_path(multipath).filter_map(|id| self.links.get(&id));
-        links.flat_map(|link| [link.probe.next(), link.retry_open_at]).flatten().min()
+        let next = |link: &Link| link.probe.next().into_iter().chain(link.retry_open_at).min();
+        // Most links have a path and wait for nothing.
+        let waiting = self.links.iter().filter_map(|(id, link)| Some((*id, next(link)?)));
+        waiting.filter(|(id, _)| self.needs_path(*id, multipath)).map(|(_, at)| at).min()
     }
 }
 

@@ -450,13 +450,22 @@ impl Heartbeats {
         out.push(self.heartbeat(now, paths, traffic, over, true));
     }
 
-    /// Returns when [`Self::poll`] has to be called, apart from the heartbeats of the paths themselves.
-    pub(super) fn poll_timeout(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
+    /// Returns when [`Self::poll`] has to be called, apart from the heartbeats of the paths themselves;
+    /// `None` also if that is not before `limit`.
+    pub(super) fn poll_timeout(
+        &self,
+        now: Instant,
+        paths: &PathTable,
+        limit: Option<Instant>,
+    ) -> Option<Instant> {
         let reports = self.reports.as_ref()?;
         if reports.announce || paths.values().any(|path| path.peer.heartbeat_requested) {
             return Some(now);
         }
-        let overdue = self.report_overdue_at(now, paths);
+        // While data moves a heartbeat is due before a report can be missing, and no path is looked at.
+        let least = reports.newest_received.map(|(_, at)| at + MIN_REPORT_TIMEOUT);
+        let matters = limit.is_none_or(|limit| least.is_none_or(|least| least < limit));
+        let overdue = matters.then(|| self.report_overdue_at(now, paths)).flatten();
         let to_all_paths = overdue.map(|at| {
             let pause = all_paths_pause(now, at);
             reports.all_paths_sent_at.map_or(at, |all_paths_sent_at| all_paths_sent_at + pause).max(at)
@@ -607,7 +616,7 @@ mod tests {
         heartbeats.announce();
         let due = heartbeats.poll(now, &mut paths, traffic(now), &[PathId(1)]);
         assert_eq!((sent(&due), due.rejudge), ((vec![], vec![1]), false));
-        assert_eq!(heartbeats.poll_timeout(now, &paths), None);
+        assert_eq!(heartbeats.poll_timeout(now, &paths, None), None);
         assert_eq!(heartbeats.unanswered_since(now + 9000 * MS, &paths), None);
     }
 

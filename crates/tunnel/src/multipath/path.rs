@@ -88,8 +88,9 @@ impl PathEntry {
 
     /// When heartbeats of the idle time have waited too long for an acknowledgement, if the path seems to
     /// work.
-    pub(super) fn no_answer_at(&self, acked: Option<Instant>) -> Option<Instant> {
-        let since = self.unanswered_since(acked).filter(|_| self.works())?;
+    pub(super) fn no_answer_at(&self, acked: impl FnOnce() -> Option<Instant>) -> Option<Instant> {
+        self.awaited_since?;
+        let since = self.unanswered_since(acked()).filter(|_| self.works())?;
         Some(since + self.liveness.silence_limit().max(MIN_ANSWER_TIME))
     }
 
