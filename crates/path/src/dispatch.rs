@@ -378,6 +378,11 @@ impl Dispatcher {
             || self.first.as_ref().is_some_and(|first| !first.is_empty())
     }
 
+    /// Whether packets of flows that are pinned to a path wait.
+    pub fn has_pinned(&self) -> bool {
+        self.pinned.values().any(|own| !own.queue.is_empty())
+    }
+
     /// Whether no packet waits.
     pub fn is_empty(&self) -> bool {
         self.shared.is_empty() && self.other_queues().all(FqCodel::is_empty)

@@ -1,4 +1,4 @@
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, bytes_in};
 
 /// The shortest time between two bursts. Shorter: more wake-ups than they smooth; longer: burstier. 1 ms
 /// changed nothing with 16 flows over 300 + 80 Mbit/s (docs/design/scheduler.md).
@@ -64,7 +64,7 @@ impl Pacer {
             self.last = now;
             return false;
         };
-        let grown = bytes_of(rate, elapsed);
+        let grown = bytes_in(rate, elapsed);
         // Time too short for one byte is kept for the next call, so that frequent calls do not starve a slow
         // path.
         let capacity = self.capacity(rate);
@@ -79,15 +79,15 @@ impl Pacer {
     }
 
     fn capacity(&self, rate: u64) -> i64 {
-        self.bytes_in(rate, if self.batching { MAX_CATCH_UP + BATCH_TIME } else { MAX_CATCH_UP })
+        self.burst_bytes(rate, if self.batching { MAX_CATCH_UP + BATCH_TIME } else { MAX_CATCH_UP })
     }
 
     fn batch_bytes(&self, rate: u64) -> i64 {
-        bytes_of(rate, BATCH_TIME).min(MAX_BATCH_BYTES).max(self.mtu) as i64
+        bytes_in(rate, BATCH_TIME).min(MAX_BATCH_BYTES).max(self.mtu) as i64
     }
 
-    fn bytes_in(&self, rate: u64, time: Duration) -> i64 {
-        bytes_of(rate, time).clamp(self.mtu * MIN_BURST_PACKETS, MAX_BURST_BYTES) as i64
+    fn burst_bytes(&self, rate: u64, time: Duration) -> i64 {
+        bytes_in(rate, time).clamp(self.mtu * MIN_BURST_PACKETS, MAX_BURST_BYTES) as i64
     }
 
     /// Bytes that may leave now.
@@ -114,15 +114,11 @@ impl Pacer {
             return None;
         }
         let wanted =
-            if self.saving { self.batch_bytes(rate) } else { self.bytes_in(rate, MIN_BURST_INTERVAL) / 2 };
+            if self.saving { self.batch_bytes(rate) } else { self.burst_bytes(rate, MIN_BURST_INTERVAL) / 2 };
         let missing = u64::try_from(wanted - self.tokens).unwrap_or(0);
         let nanos = u128::from(missing) * 1_000_000_000 / u128::from(rate);
         Some(now + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX).min(1_000_000_000)))
     }
-}
-
-fn bytes_of(rate: u64, time: Duration) -> u64 {
-    (u128::from(rate) * time.as_nanos() / 1_000_000_000) as u64
 }
 
 #[cfg(test)]

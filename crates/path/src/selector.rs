@@ -1,4 +1,4 @@
-use mpvpn_types::{Duration, Instant, PathId, target::SCHEDULER};
+use mpvpn_types::{Duration, Instant, PathId, bytes_in, target::SCHEDULER};
 
 use crate::scheduler::{Policy, Scheduler};
 
@@ -32,8 +32,10 @@ impl PathCandidate {
     /// Time until `bytes` that are sent now have arrived, behind what is on the path already.
     pub fn arrival_delay(&self, bytes: u64) -> Duration {
         // A bandwidth-delay product of bytes is in flight, or acknowledged on the way back, without a queue.
-        let under_way = (u128::from(self.rate) * self.round_trip.as_nanos() / 1_000_000_000) as u64;
-        let queue = self.outstanding.saturating_sub(under_way) + bytes;
+        let queue = self.outstanding.saturating_sub(bytes_in(self.rate, self.round_trip)) + bytes;
+        if queue == 0 {
+            return self.one_way_delay;
+        }
         let nanos = u128::from(queue) * 1_000_000_000 / u128::from(self.rate.max(1));
         self.one_way_delay.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
@@ -242,8 +244,7 @@ pub fn delay_difference(candidates: &[PathCandidate], at: usize) -> (Duration, u
     let (mut most, mut held) = (Duration::ZERO, 0u64);
     for other in candidates {
         let apart = candidates[at].one_way_delay.saturating_sub(other.one_way_delay);
-        let bytes = apart.as_nanos() * u128::from(other.rate) / 1_000_000_000;
-        held = held.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+        held = held.saturating_add(bytes_in(other.rate, apart));
         most = most.max(apart);
     }
     (most, held)

@@ -20,7 +20,7 @@
 //! - A mark of congestion (ECN CE, RFC 3168) says that a queue is there. A round with marks is a round with a
 //!   queue: it ends startup and probes, and is followed by a cruise below the rate.
 
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, bytes_in};
 
 use crate::{
     config::{ACK_ELICITING_THRESHOLD, MAX_ACK_DELAY},
@@ -531,11 +531,6 @@ impl Bbr {
         }
         Some((rate as f64 * gain) as u64).map(|paced| paced.max(self.mtu))
     }
-}
-
-/// Bytes that a rate (bytes/s) carries in a time.
-pub(crate) fn bytes_in(rate: u64, time: Duration) -> u64 {
-    (u128::from(rate) * time.as_nanos() / 1_000_000_000) as u64
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use std::{
 use group::Group;
 use medium::MediumLosses;
 use model::{Inner, Model};
-use mpvpn_types::{CongestionControl, Duration, Instant};
+use mpvpn_types::{CongestionControl, Duration, Instant, bytes_in};
 use noq_proto::{
     RttEstimator,
     congestion::{Controller, ControllerFactory, ControllerMetrics},
@@ -30,8 +30,7 @@ use noq_proto::{
 
 pub(crate) use self::report::PathLabel;
 use crate::{
-    QlogEvent, bbr::bytes_in, delivery::Acked, qlog::ConnectionQlog, random_loss::RandomLoss,
-    sent_datagrams::SentDatagrams,
+    QlogEvent, delivery::Acked, qlog::ConnectionQlog, random_loss::RandomLoss, sent_datagrams::SentDatagrams,
 };
 
 /// The window that noq sees while the gate is open: it never limits, and is above 2^32, from where noq does

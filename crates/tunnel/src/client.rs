@@ -531,7 +531,8 @@ impl Client {
         let unusable_at = now + RECONNECT_AFTER / 8;
         if !self.silence.is_probing && next.is_none_or(|next| unusable_at < next) {
             let since = self.unusable_since(now);
-            next = next.into_iter().chain(since.map(|since| (since + RECONNECT_AFTER).max(unusable_at))).min();
+            next =
+                next.into_iter().chain(since.map(|since| (since + RECONNECT_AFTER).max(unusable_at))).min();
         }
         next
     }

@@ -29,7 +29,7 @@ pub use fec::{Fec, ParseFecError};
 pub use flow_mode::FlowMode;
 pub use port_holder::{PortHolder, PortProtocol};
 pub use portion::{ParsePortionError, Portion};
-pub use rate::{BitRate, ParseBitRateError};
+pub use rate::{BitRate, ParseBitRateError, bytes_in};
 pub use size::{ByteSize, ParseByteSizeError};
 pub use std::time::{Duration, Instant};
 pub use tier::Tier;

@@ -41,6 +41,17 @@ impl BitRate {
     }
 }
 
+/// How many whole bytes a rate (bytes/s) carries in `time`.
+#[inline]
+pub fn bytes_in(rate: u64, time: Duration) -> u64 {
+    // Most products fit 64 bits, where a division is much cheaper.
+    let product = u64::try_from(time.as_nanos()).ok().and_then(|nanos| rate.checked_mul(nanos));
+    product.map_or_else(
+        || u64::try_from(time.as_nanos().saturating_mul(rate.into()) / 1_000_000_000).unwrap_or(u64::MAX),
+        |product| product / 1_000_000_000,
+    )
+}
+
 impl fmt::Display for BitRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, name) in [(1_000_000_000, "gbit"), (1_000_000, "mbit"), (1_000, "kbit")] {
@@ -89,6 +100,15 @@ impl FromStr for BitRate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_of_a_time_are_rounded_down_and_bounded() {
+        let in_an_hour = bytes_in(1_000_000_000, Duration::from_secs(3600));
+        assert_eq!((bytes_in(1500, Duration::from_micros(999)), in_an_hour), (1, 3_600_000_000_000));
+        // More than 64 bits in nanoseconds.
+        assert_eq!(bytes_in(1 << 60, Duration::from_millis(500)), 1 << 59);
+        assert_eq!(bytes_in(u64::MAX, Duration::MAX), u64::MAX);
+    }
 
     #[test]
     fn rates_are_read_as_people_write_them() {

@@ -11,7 +11,7 @@ mod losses;
 mod queue;
 mod stall;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use mpvpn_types::{Duration, Instant, PathId};
 
@@ -82,6 +82,15 @@ impl Path {
     /// Bytes in flight or queued for its next pass.
     pub(crate) fn outstanding(&self) -> u64 {
         self.gate.in_flight() + self.queue.bytes
+    }
+
+    /// Sets whether more data waits for the path's group than its available window, and whether the first
+    /// path of the group is limited by its cap or shaper, and by its pacer.
+    pub(crate) fn set_backlogged(&mut self, limited: bool, capped: bool, paced: bool) {
+        // Data that a cap or shaper holds back says nothing about the path.
+        self.gate.limited.store(limited && !capped, Relaxed);
+        self.gate.window_limited.store(limited && !paced, Relaxed);
+        self.limits.set_backlogged(limited, capped);
     }
 
     /// Drops stream data that was acknowledged, or that noq declared lost.

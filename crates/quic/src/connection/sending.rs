@@ -133,13 +133,17 @@ impl Connection {
     pub fn set_backlogged(&mut self, id: PathId, limited: bool) {
         let Some(first) = self.paths.get(id) else { return };
         let (capped, paced) = (first.limits.capped, first.limits.paced);
-        for path in self.paths.group_mut(id) {
-            // Data that a cap or shaper holds back says nothing about the path.
-            path.gate.limited.store(limited && !capped, Relaxed);
-            path.gate.window_limited.store(limited && !paced, Relaxed);
-            path.limits.set_backlogged(limited, capped);
-        }
+        self.paths.group_mut(id).for_each(|path| path.set_backlogged(limited, capped, paced));
         self.tell_wanting(id);
+    }
+
+    /// Sets that no data waits for any path.
+    pub fn set_none_backlogged(&mut self) {
+        self.paths.iter_mut().for_each(|path| path.set_backlogged(false, false, false));
+        self.paths
+            .iter()
+            .filter_map(|path| path.limits.cap.as_ref())
+            .for_each(|cap| cap.set_backlogged(false));
     }
 
     /// Tells the shaper of a path's link whether more data waits for any path with the same handle.

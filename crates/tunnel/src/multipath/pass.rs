@@ -83,7 +83,7 @@ impl Pass<'_> {
         }
         // Repair packets are useful only if they arrive early.
         let mut moved = false;
-        for candidate in candidates.iter_mut().chain(&mut later) {
+        for candidate in candidates.iter_mut().chain(&mut later).filter(|_| repairing) {
             let taken = self.send_repair(candidate.id, candidate.available_window);
             candidate.assign(taken);
             moved |= taken > 0;
@@ -131,8 +131,10 @@ impl Pass<'_> {
             }
         }
         // Packets that are bound to one path do not wait for another one.
-        for at in 0..candidates.len() {
-            moved |= self.give_packets(candidates, at, EligiblePackets::Pinned).moved;
+        if self.scheduler.dispatcher.has_pinned() || self.recovery.has_waiting() {
+            for at in 0..candidates.len() {
+                moved |= self.give_packets(candidates, at, EligiblePackets::Pinned).moved;
+            }
         }
         moved
     }

@@ -88,10 +88,6 @@ impl PathTable {
         self.place_of(id).ok().map(|at| &mut *self.paths[at].1)
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = PathId> + '_ {
-        self.paths.iter().map(|(id, _)| *id)
-    }
-
     #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = (PathId, &PathEntry)> {
         self.paths.iter().map(|(id, path)| (*id, &**path))

@@ -6,7 +6,7 @@
 
 use mpvpn_class::{MAX_COPIES, QueueConfig, QueuedPacket};
 use mpvpn_path::{Dispatcher, PathCandidate, PathSelector, Scheduler, Selection};
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, bytes_in};
 
 /// Time for which a flow may use the paths before the next flow has its turn (times the rate, at most 64
 /// KiB). Smaller: more switches between flows, which the receiver joins less well. Larger: other flows wait
@@ -131,7 +131,7 @@ fn queue_config() -> QueueConfig {
 /// least 384 KiB and at most 8 MiB.
 fn queue_limit_bytes(rate: u64, standing: Duration) -> usize {
     let time = MAX_QUEUE_DURATION + standing;
-    let bytes = (u128::from(rate) * time.as_nanos() / 1_000_000_000) as usize;
+    let bytes = bytes_in(rate, time) as usize;
     // 1 MiB while the rate is not known.
     if rate == 0 { 1 << 20 } else { bytes.clamp(384 << 10, 8 << 20) }
 }
@@ -139,7 +139,7 @@ fn queue_limit_bytes(rate: u64, standing: Duration) -> usize {
 /// Returns the bytes that a flow may send before the next flow has its turn. The receiver joins consecutive
 /// packets of a flow into one write to its TUN device, so longer turns cost it less.
 fn flow_turn_bytes(rate: u64) -> usize {
-    let bytes = (u128::from(rate) * FLOW_TURN_DURATION.as_nanos() / 1_000_000_000) as usize;
+    let bytes = bytes_in(rate, FLOW_TURN_DURATION) as usize;
     bytes.clamp(QueueConfig::default().quantum, 64 << 10)
 }
 

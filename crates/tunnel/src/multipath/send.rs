@@ -192,7 +192,7 @@ impl MultipathConnection {
             && !self.recovery.has_waiting()
             && connection.stream_backlog() == 0
         {
-            self.paths.ids().for_each(|id| connection.set_backlogged(id, false));
+            connection.set_none_backlogged();
             return false;
         }
         let pass = Pass {
