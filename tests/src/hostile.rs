@@ -238,10 +238,8 @@ impl EndpointDriver {
         }
         while let Some(event) = connection.poll_event(now) {
             on_event(id, connection, Some(&event));
-            if event == Event::Datagrams {
-                connection.receive_datagrams(|_, _| ());
-            }
         }
+        connection.receive_datagrams(|_, _| ());
         on_event(id, connection, None);
         self.buffer.clear();
         while let Some(transmit) = connection.poll_transmit(now, &mut self.buffer) {

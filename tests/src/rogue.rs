@@ -333,11 +333,11 @@ impl Rogue {
                     member.request = member.ask(connection, &self.credentials, &self.secrets);
                 }
                 Event::Lost(reason) => lost = Some(reason.to_string()),
-                Event::Datagrams => connection.receive_datagrams(|_, _| ()),
                 Event::StreamReadable(stream) => member.read(connection, stream, &mut self.counts),
                 _ => {}
             }
         }
+        connection.receive_datagrams(|_, _| ());
         while let Some(event) = member.http.poll() {
             match event {
                 HttpEvent::Headers { stream, headers } if Some(stream) == member.request => {

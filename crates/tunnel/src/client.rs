@@ -284,10 +284,7 @@ impl Client {
                     self.on_tunnel_lost(now, "the server has ended the tunnel".to_owned());
                     return;
                 }
-                QuicEvent::Connected
-                | QuicEvent::StreamOpened(_)
-                | QuicEvent::StreamStopped(..)
-                | QuicEvent::Datagrams => {}
+                QuicEvent::Connected | QuicEvent::StreamOpened(_) | QuicEvent::StreamStopped(..) => {}
             }
         }
         self.receive(now, None);

@@ -29,8 +29,6 @@ pub enum Event {
     StreamWritable(StreamId),
     /// The peer allows more streams (MAX_STREAMS).
     StreamsAvailable,
-    /// Datagrams have arrived.
-    Datagrams,
 }
 
 /// Why a connection ended.
@@ -128,9 +126,11 @@ impl Connection {
         if std::mem::replace(&mut self.cached.has_no_events, true) {
             return;
         }
-        while let Some(event) = self.guarded_read(noq_proto::Connection::poll).flatten() {
-            self.translate(now, event);
-        }
+        self.contained_read(|connection| {
+            while let Some(event) = connection.inner.poll() {
+                connection.translate(now, event);
+            }
+        });
     }
 
     fn translate(&mut self, now: Instant, event: noq_proto::Event) {
@@ -148,11 +148,11 @@ impl Connection {
                 self.record_lost(now, &reason);
                 self.events.push_back(Event::Lost(reason));
             }
-            Noq::DatagramReceived => self.events.push_back(Event::Datagrams),
             Noq::Path(event) => self.translate_path(now, event),
             Noq::Stream(event) => self.translate_stream(event),
             Noq::HandshakeDataReady
             | Noq::HandshakeConfirmed
+            | Noq::DatagramReceived
             | Noq::DatagramsUnblocked
             | Noq::NatTraversal(_) => {}
         }

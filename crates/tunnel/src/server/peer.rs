@@ -217,8 +217,7 @@ impl Peer {
                 }
                 QuicEvent::StreamOpened(_)
                 | QuicEvent::StreamStopped(..)
-                | QuicEvent::StreamsAvailable
-                | QuicEvent::Datagrams => {}
+                | QuicEvent::StreamsAvailable => {}
             }
         }
         happened
