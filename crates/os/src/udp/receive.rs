@@ -119,13 +119,15 @@ pub struct RecvBatch {
     slots: Vec<Slot>,
     headers: Vec<libc::mmsghdr>,
     pieces: Vec<libc::iovec>,
+    /// The first slots, which the last receive call used or may have used: only these are prepared again.
+    used: usize,
     filled: usize,
     retained: RetainedBuffers,
     clock: ArrivalClock,
 }
 
-// SAFETY: the raw pointers in `headers` and `pieces` are rewritten before every system call and never read
-// afterwards; between calls they are plain numbers.
+// SAFETY: the raw pointers in `headers` and `pieces` are read only by system calls. They point to memory on
+// the heap that the same batch owns, and that stays where it is when the batch moves.
 unsafe impl Send for RecvBatch {}
 
 #[derive(Default)]
@@ -149,6 +151,7 @@ impl RecvBatch {
             slots: (0..slots).map(|_| Slot::default()).collect(),
             headers,
             pieces,
+            used: slots,
             filled: 0,
             retained: RetainedBuffers::default(),
             clock: ArrivalClock::default(),
@@ -168,8 +171,9 @@ impl RecvBatch {
         self.retained.release_one();
         self.prepare();
         let count = self.headers.len() as libc::c_uint;
-        // SAFETY: `prepare` has just made every header point to memory of this batch, with its size,
-        // and none of that memory moves before the call returns. The timeout pointer may be null.
+        // SAFETY: `prepare` has made every header point to memory of this batch, with its size, again if a
+        // call has used it since. None of that memory has moved since then or moves before the call returns:
+        // a slot changes only when it is filled. The timeout pointer may be null.
         let result = unsafe {
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -179,7 +183,10 @@ impl RecvBatch {
                 std::ptr::null_mut(),
             )
         };
-        let filled = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
+        let filled = usize::try_from(result);
+        // The kernel has looked at one more.
+        self.used = (filled.unwrap_or(0) + 1).min(self.slots.len());
+        let filled = filled.map_err(|_| io::Error::last_os_error())?;
         self.clock.read();
         for (slot, header) in self.slots.iter_mut().zip(&self.headers).take(filled) {
             slot.finish(header);
@@ -189,7 +196,8 @@ impl RecvBatch {
     }
 
     fn prepare(&mut self) {
-        for ((slot, header), piece) in self.slots.iter_mut().zip(&mut self.headers).zip(&mut self.pieces) {
+        let all = self.slots.iter_mut().zip(&mut self.headers).zip(&mut self.pieces);
+        for ((slot, header), piece) in all.take(self.used) {
             slot.reserve(&mut self.retained);
             let spare = slot.buffer.spare_capacity_mut();
             piece.iov_base = spare.as_mut_ptr().cast();
