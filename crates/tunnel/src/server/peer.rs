@@ -215,9 +215,7 @@ impl Peer {
                 {
                     happened.stopped.push(stream);
                 }
-                QuicEvent::StreamOpened(_)
-                | QuicEvent::StreamStopped(..)
-                | QuicEvent::StreamsAvailable => {}
+                QuicEvent::StreamOpened(_) | QuicEvent::StreamStopped(..) | QuicEvent::StreamsAvailable => {}
             }
         }
         happened
