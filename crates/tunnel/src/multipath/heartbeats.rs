@@ -630,12 +630,12 @@ mod tests {
         let idle = now + 5000 * MS;
         let calm = TrafficState { datagrams: true, last_data_at: None };
         assert_eq!(here.poll(idle, &mut ours, calm, &[]).heartbeats, []);
-        let trial_at = here.poll_timeout(idle, &ours).expect("a probe");
+        let trial_at = here.poll_timeout(idle, &ours, None).expect("a probe");
         assert_eq!(trial_at, idle + EARLY_PROBE_INTERVAL);
         let probe = here.poll(trial_at, &mut ours, calm, &[]);
         assert_eq!(sent(&probe), (vec![0], vec![2]));
         there.take_report(trial_at, &report_of(&probe), &mut theirs);
-        assert_eq!(there.poll_timeout(trial_at, &theirs), Some(trial_at));
+        assert_eq!(there.poll_timeout(trial_at, &theirs, None), Some(trial_at));
         let answer = there.poll(trial_at, &mut theirs, calm, &[]);
         assert_eq!(sent(&answer), (vec![0, 1, 2], vec![2]));
         assert_eq!(there.poll(trial_at, &mut theirs, calm, &[]).heartbeats, [], "once");
