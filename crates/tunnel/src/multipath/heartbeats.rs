@@ -253,14 +253,17 @@ impl Heartbeats {
         self.report_overdue_at(now, paths).filter(|at| now >= *at)
     }
 
-    /// A path is full or loses packets. A server reports that at once, and again while it lasts.
-    pub(super) fn note_crowded(&mut self, now: Instant) {
-        if self.crowded.is_none_or(|at| now >= at + CROWDED_FOR / 2) {
+    /// A path is full or loses packets. A server reports that at once, and again while it lasts. Returns
+    /// whether that is news.
+    pub(super) fn note_crowded(&mut self, now: Instant) -> bool {
+        let is_news = self.crowded.is_none_or(|at| now >= at + CROWDED_FOR / 2);
+        if is_news {
             self.crowded = Some(now);
             if self.role == Role::Server {
                 self.announce();
             }
         }
+        is_news
     }
 
     /// Whether packets of one class delay those of another one, here or at the peer.

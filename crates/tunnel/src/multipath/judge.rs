@@ -9,7 +9,7 @@ use mpvpn_path::{PathInfo, PathState, TieredPath, Utilization};
 use mpvpn_quic::{Connection, PathStats};
 use mpvpn_types::{
     Duration, Instant, LinkId, PathId, Tier,
-    target::{FEC, REORDER, SCHEDULER, TRANSPORT},
+    target::{CLASSES, FEC, REORDER, SCHEDULER, TRANSPORT},
 };
 
 use super::{
@@ -34,7 +34,7 @@ impl MultipathConnection {
     /// Measures and judges the paths if the timer says so.
     pub(super) fn refresh(&mut self, now: Instant, connection: &mut Connection) {
         let Some(task) = self.timer.poll(now) else { return };
-        let _spans = enter_connection!(&self.log, DEBUG, [SCHEDULER, REORDER, FEC, TRANSPORT]);
+        let _spans = enter_connection!(&self.log, DEBUG, [CLASSES, SCHEDULER, REORDER, FEC, TRANSPORT]);
         let measuring = task == Task::Measure;
         if measuring {
             self.traffic.measure(now);
@@ -238,8 +238,11 @@ impl MultipathConnection {
     fn note_crowding(&mut self, now: Instant, views: &[PathStats]) {
         let is_lossy =
             |view: &PathStats| view.loss >= CROWDED_LOSS && view.recent_packets_sent >= MIN_PACKETS_FOR_LOSS;
-        if views.iter().any(is_lossy) || self.paths.values().any(|path| path.load.now == Utilization::Full) {
-            self.heartbeats.note_crowded(now);
+        let lossy = views.iter().find(|view| is_lossy(view)).map(|view| (view.id.0, view.loss));
+        let full = self.paths.iter().find(|(_, path)| path.load.now == Utilization::Full);
+        let full = full.map(|(id, _)| id.0);
+        if (lossy.is_some() || full.is_some()) && self.heartbeats.note_crowded(now) {
+            tracing::debug!(target: CLASSES, ?full, ?lossy, "a path is full or loses packets: classes connect");
         }
     }
 
