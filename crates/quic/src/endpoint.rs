@@ -10,7 +10,7 @@ use noq_proto::{
 use crate::{
     ClientSetup, Connection, ConnectionHandle, LocalAddress, QlogSink, ServerSetup, Transmit,
     config::QUIC_VERSION,
-    connection::fault::catch_panic,
+    connection::{Origin, fault::catch_panic},
     strangers::{Strangers, Verdict},
 };
 
@@ -73,6 +73,7 @@ pub enum Handled {
 #[derive(Debug)]
 pub struct ReceivedPackets {
     pub(crate) at: Instant,
+    pub(crate) origin: Origin,
     pub(crate) event: ConnectionEvent,
 }
 
@@ -221,7 +222,7 @@ impl Endpoint {
         let handled = self.guarded(remote, |inner, scratch| inner.handle(now, tuple, ecn, data, scratch));
         let handled = match handled.flatten() {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                let packets = ReceivedPackets { at: now, event };
+                let packets = ReceivedPackets { at: now, origin: Origin::new(local, remote), event };
                 return (Handled::Connection(ConnectionHandle(handle.0)), Some(packets));
             }
             Some(DatagramEvent::NewConnection(incoming)) => {

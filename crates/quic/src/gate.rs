@@ -82,6 +82,10 @@ pub(crate) struct GateState {
     /// Bytes and packets that were sent and are acknowledged by the peer, and those that were acknowledged.
     sent: (AtomicU64, AtomicU64),
     acked: (AtomicU64, AtomicU64),
+    /// Whether packets were acknowledged since [`Self::take_acked`]; others may be lost then.
+    has_acked: AtomicBool,
+    /// Whether the MTU has changed since [`Self::take_new_mtu`].
+    has_new_mtu: AtomicBool,
     /// The least rate (bytes/s) that the controller takes over with the next acknowledgement; 0 for none.
     pub(crate) least_rate: AtomicU64,
     /// The congestion controller to change to, as a number; all ones for no change.
@@ -127,6 +131,8 @@ impl GateState {
             least_rtt: AtomicU64::new(u64::MAX),
             sent: Default::default(),
             acked: Default::default(),
+            has_acked: AtomicBool::new(false),
+            has_new_mtu: AtomicBool::new(false),
             least_rate: AtomicU64::new(0),
             kind: AtomicU8::new(u8::MAX),
             kind_in_use: AtomicU8::new(0),
@@ -192,6 +198,16 @@ impl GateState {
     /// Sets the credit (bytes).
     pub(crate) fn set_credit(&self, bytes: u64) {
         self.credit.store(bytes, Relaxed);
+    }
+
+    /// Whether packets were acknowledged since the last call.
+    pub(crate) fn take_acked(&self) -> bool {
+        self.has_acked.load(Relaxed) && self.has_acked.swap(false, Relaxed)
+    }
+
+    /// Whether the MTU has changed since the last call.
+    pub(crate) fn take_new_mtu(&self) -> bool {
+        self.has_new_mtu.load(Relaxed) && self.has_new_mtu.swap(false, Relaxed)
     }
 
     /// Shuts the gate; returns the unused credit (bytes).
@@ -553,6 +569,7 @@ impl Controller for Gate {
         largest_packet_num_acked: Option<u64>,
     ) {
         self.shared.in_flight.store(in_flight, Relaxed);
+        self.shared.has_acked.store(true, Relaxed);
         self.decide(|model, random, shared| {
             if let Some(inner) = model.library() {
                 if shared.window_limited.load(Relaxed) {
@@ -643,6 +660,7 @@ impl Controller for Gate {
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
         self.mtu = new_mtu;
+        self.shared.has_new_mtu.store(true, Relaxed);
         self.decide(|model, random, shared| {
             match &mut model.inner {
                 Inner::Bbr(bbr) => bbr.on_mtu(new_mtu),

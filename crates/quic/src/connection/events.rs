@@ -159,6 +159,7 @@ impl Connection {
     }
 
     fn translate_path(&mut self, now: Instant, event: PathEvent) {
+        (self.cached.mtu, self.cached.max_datagram) = (None, None);
         match event {
             PathEvent::Established { id, .. } => {
                 let id = path_id_of(id);

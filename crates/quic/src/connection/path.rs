@@ -16,7 +16,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use mpvpn_types::{Duration, Instant, PathId};
 
 pub(crate) use self::{
-    activity::ReceiveActivity,
+    activity::{Origin, ReceiveActivity},
     in_flight::StreamsInFlight,
     limits::{Allowance, SendLimits, SentTotals},
     losses::Losses,
@@ -107,12 +107,13 @@ pub(crate) struct Paths {
     allowed: u32,
     /// The path IDs that were used, those of abandoned paths included.
     used: u32,
+    has_new_origin: bool,
 }
 
 impl Paths {
     pub(crate) fn new() -> Self {
         // Most clients have one link.
-        Self { paths: Vec::with_capacity(1), allowed: INITIAL_MAX_PATHS, used: 0 }
+        Self { paths: Vec::with_capacity(1), allowed: INITIAL_MAX_PATHS, used: 0, has_new_origin: true }
     }
 
     /// Adds a path; returns the new number of allowed paths, if that changes.
@@ -220,6 +221,22 @@ impl Paths {
         let path = self.paths.get_mut(at)?;
         path.queue.give_turn();
         Some(path)
+    }
+
+    /// A packet of this origin has arrived: on a path where others of it did, or on any path. Returns whether
+    /// there is such a path.
+    pub(crate) fn note_arrival(&mut self, origin: Origin) -> bool {
+        let is_known = self.paths.iter().any(|path| path.activity.origin == Some(origin));
+        for path in &mut self.paths {
+            path.activity.is_stale |= !is_known || path.activity.origin == Some(origin);
+        }
+        self.has_new_origin |= !is_known;
+        is_known
+    }
+
+    /// Whether a packet has arrived, since the last call, of an origin that no path was known to have.
+    pub(crate) fn take_new_origin(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_origin)
     }
 
     /// When something last arrived on any path.

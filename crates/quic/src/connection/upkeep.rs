@@ -6,8 +6,8 @@ use bytes::Bytes;
 use mpvpn_types::{Instant, PathId};
 use noq_proto::PathStatus;
 
-use super::Connection;
-use crate::gate::gate_state_of;
+use super::{Connection, path::Origin};
+use crate::{LocalAddress, gate::gate_state_of};
 
 impl Connection {
     /// Sets the status of a path at this end, and reports it to the peer.
@@ -56,7 +56,13 @@ impl Connection {
     }
 
     fn note_arrivals(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
+        let has_new_origin = self.paths.take_new_origin();
         for path in self.paths.iter_mut() {
+            // To read a path costs hundreds of instructions: noq copies all of its counters.
+            let is_stale = std::mem::take(&mut path.activity.is_stale) | path.gate.take_acked();
+            if !is_stale && path.limits.cap.is_none() {
+                continue;
+            }
             let noq = noq_proto::PathId::from(path.id.0);
             let Some(stats) = self.inner.path_stats(noq) else { continue };
             self.streams.note_lost(path.losses.newly_lost(stats.lost_bytes));
@@ -66,7 +72,13 @@ impl Connection {
             }
             path.drop_acked_streams();
             each(path.id);
-            let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
+            if !has_new_origin {
+                continue;
+            }
+            let tuple = self.inner.network_path(noq).ok();
+            let remote = tuple.map(|tuple| tuple.remote());
+            let local = tuple.and_then(|tuple| tuple.local_ip()).map(LocalAddress::from);
+            path.activity.origin = remote.map(|remote| Origin::new(local.or(self.initial_local), remote));
             let is_known = path.activity.remote.is_some();
             if !path.activity.update_remote(remote) {
                 continue;

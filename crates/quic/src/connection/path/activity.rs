@@ -1,12 +1,38 @@
 //! When something last arrived on a path, and from which address.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use mpvpn_types::{Duration, Instant};
+
+use crate::LocalAddress;
+
+/// A hash of the addresses of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin(u64);
+
+impl Origin {
+    /// That of packets that arrive at `local` from `remote`.
+    #[inline]
+    pub(crate) fn new(local: Option<LocalAddress>, remote: SocketAddr) -> Self {
+        let bits = |ip| match ip {
+            IpAddr::V4(ip) => u128::from(ip.to_bits()),
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        let local = local.map_or(0, |local| bits(local.ip()));
+        let all = bits(remote.ip()).rotate_left(64) ^ local ^ u128::from(remote.port()) << 40;
+        // Odd numbers without a pattern: those of xxHash.
+        let (high, low) = ((all >> 64) as u64, all as u64);
+        Self(high.wrapping_mul(0x9e37_79b1_85eb_ca87) ^ low.wrapping_mul(0xc2b2_ae3d_27d4_eb4f))
+    }
+}
 
 /// The receiving side of one path.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveActivity {
+    /// Whether noq may know more about the path than was read from it.
+    pub(crate) is_stale: bool,
+    /// That of the packets of the path, once something has arrived.
+    pub(crate) origin: Option<Origin>,
     /// UDP datagrams at the last update.
     datagrams: u64,
     /// When something last arrived.
@@ -18,11 +44,16 @@ pub(crate) struct ReceiveActivity {
 impl ReceiveActivity {
     /// Takes the total of received UDP datagrams; returns whether there are new ones.
     pub(crate) fn update(&mut self, now: Instant, datagrams: u64) -> bool {
-        let new = datagrams != self.datagrams;
+        let new = self.is_behind(datagrams);
         if new {
             (self.datagrams, self.latest) = (datagrams, Some(now));
         }
         new
+    }
+
+    /// Whether the total of received UDP datagrams has changed since the last update.
+    pub(crate) fn is_behind(&self, datagrams: u64) -> bool {
+        datagrams != self.datagrams
     }
 
     /// Takes the current remote address; returns whether it has changed.
