@@ -229,7 +229,7 @@ impl BenchTunnel {
             let (now, client) = (self.now, &mut self.client);
             count += receive(client, now, link, &data);
             client.handle_tun(now, VnetHdr::NONE, answer);
-            if client.poll_timeout(now).is_some_and(|at| at <= now) {
+            if client.is_due(now) {
                 client.handle_timeout(now);
             }
             transmit_up(client, now, &mut self.buf, &mut self.up);

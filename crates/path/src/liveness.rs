@@ -342,9 +342,10 @@ impl Liveness {
         self.awaited_ack.iter_mut().for_each(AwaitedAck::reset);
     }
 
-    /// Data of the tunnel moved, in any direction, on any path of the connection.
-    pub fn on_traffic(&mut self, now: Instant) {
-        self.begin_dense(now);
+    /// Data of the tunnel moved, in any direction, on any path of the connection. Returns whether that may
+    /// make something due.
+    pub fn on_traffic(&mut self, now: Instant) -> bool {
+        let begins = self.begin_dense(now);
         let paused = self
             .last_traffic
             .is_none_or(|at| now.saturating_duration_since(at) >= LivenessConfig::TRAFFIC_PAUSE);
@@ -352,6 +353,7 @@ impl Liveness {
             self.probe_anew(now);
         }
         self.last_traffic = Some(now);
+        begins || paused
     }
 
     /// Sets whether heartbeats ask on the path when it has been dead for long and no data could use it: not
@@ -423,14 +425,16 @@ impl Liveness {
         self.alone_since.map(|alone| now.saturating_duration_since(alone.max(self.last_arrival)))
     }
 
-    /// Heartbeats become dense, if they are not.
-    fn begin_dense(&mut self, now: Instant) {
-        if !self.is_dense(now) {
+    /// Heartbeats become dense, if they are not. Returns whether they were not.
+    fn begin_dense(&mut self, now: Instant) -> bool {
+        let begins = !self.is_dense(now);
+        if begins {
             self.dense_since = now;
             self.silences = RecentSilences::new(now);
             // Questions of the idle time were not repeated.
             self.awaited_ack.iter_mut().for_each(AwaitedAck::reset);
         }
+        begins
     }
 
     /// The peer reported that data moves there, which makes heartbeats dense until `until`.
@@ -447,8 +451,8 @@ impl Liveness {
         self.update_intervals();
     }
 
-    /// Something arrived on this path.
-    pub fn on_received(&mut self, now: Instant) {
+    /// Something arrived on this path. Returns whether that may make something due.
+    pub fn on_received(&mut self, now: Instant) -> bool {
         let apart = now.saturating_duration_since(self.last_received);
         if let State::Dead { arrivals, .. } = &mut self.state
             && self.carrier
@@ -458,7 +462,7 @@ impl Liveness {
             } else if apart >= MIN_ARRIVAL_GAP || *arrivals == 0 {
                 *arrivals += 1;
             } else {
-                return;
+                return true;
             }
             let arrivals = *arrivals;
             self.reason = StateReason::Probing;
@@ -476,6 +480,7 @@ impl Liveness {
         }
         self.restart_silence(now);
         self.last_arrival = self.last_arrival.max(now);
+        !self.is_alive() || !self.was_heard
     }
 
     /// The kernel reports that the link has a carrier, or has none.

@@ -32,6 +32,7 @@ use noq_proto::{
     coding::{Decodable, Encodable},
 };
 
+pub(crate) use self::path::Origin;
 use self::{
     arrivals::Arrivals,
     fault::PanicGuard,
@@ -40,7 +41,6 @@ use self::{
     path::{Path, Paths},
     streams::Streams,
 };
-pub(crate) use self::path::Origin;
 pub use self::{
     events::{Event, LostReason},
     reinjection::{DataAck, OverdueChunk},

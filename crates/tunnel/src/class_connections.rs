@@ -300,8 +300,9 @@ impl ClassConnections {
         ecn: u8,
         data: BytesMut,
     ) {
-        if let Some((client, link)) = self.connection_of(link) {
-            client.handle_datagram(now, link, remote, ecn, data);
+        if let Some(connection) = self.all.iter_mut().find(|connection| connection.id == link.class()) {
+            let link = link.with_class(ClassId::DEFAULT);
+            connection.packet_client().handle_datagram(now, link, remote, ecn, data);
         }
     }
 
@@ -329,10 +330,10 @@ impl ClassConnections {
     /// belongs to one class.
     pub fn handle_tun(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &mut [u8]) {
         if self.all.len() == 1 {
-            return self.default_client_mut().handle_tun(now, hdr, packet);
+            return self.all[0].packet_client().handle_tun(now, hdr, packet);
         }
         // It asks for a server that is not heard, for all classes.
-        self.default_client_mut().on_wanted(now);
+        self.all[0].packet_client().on_wanted(now);
         if let Some(choice) = self.choose_connection(now, class, hdr, packet) {
             self.send(now, choice, hdr, packet);
         }
@@ -341,7 +342,7 @@ impl ClassConnections {
     /// Hands a packet to its connection.
     fn send(&mut self, now: Instant, Choice { class, carrier }: Choice, hdr: VnetHdr, packet: &mut [u8]) {
         let is_urgent = class != carrier && self.all[class].priority;
-        let client = self.all[carrier].client_mut();
+        let client = self.all[carrier].packet_client();
         if is_urgent {
             client.handle_urgent_tun(now, hdr, packet);
             client.note_use(now, &mut self.coalescing, true);

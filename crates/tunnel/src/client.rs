@@ -34,7 +34,7 @@ use mpvpn_masque::h3::{H3Error, Side};
 use mpvpn_quic::{
     Connection, ConnectionHandle, Endpoint, Event as QuicEvent, Handled, LocalAddress, LostReason, Transmit,
 };
-use mpvpn_types::{Duration, Instant, LinkId, PathId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, earliest};
 
 use crate::{
     EchoWatch, RelayId, SecretSharing,
@@ -89,6 +89,9 @@ pub struct Client {
     echo_watch: Option<EchoWatch>,
     /// The networks behind this client that it announces.
     announced: Vec<IpNet>,
+    /// What [`Self::poll_timeout`] said, unless something has happened since that may make another deadline
+    /// earlier; packets of the tunnel do not.
+    deadline: Option<Instant>,
 }
 
 impl Client {
@@ -112,6 +115,7 @@ impl Client {
             silence: Silence::new(now),
             echo_watch: None,
             announced: Vec::new(),
+            deadline: None,
         }
     }
 
@@ -163,6 +167,7 @@ impl Client {
         data: BytesMut,
     ) {
         if answers_probe(link, &data) {
+            self.deadline = None;
             if self.links.on_probe_answer(link, remote) {
                 self.silence.on_heard(now);
                 self.try_if_none_works(now, link);
@@ -181,6 +186,7 @@ impl Client {
             }
             return;
         }
+        self.deadline = None;
         if let Some(handshake) = self.connector.handshake(id) {
             handshake.last_received = Some(now);
         }
@@ -232,6 +238,7 @@ impl Client {
         session.multipath.note_path_arrivals(now, connection);
         let mut stopped = Vec::new();
         while let Some(event) = connection.poll_event(now) {
+            self.deadline = None;
             match event {
                 QuicEvent::Lost(LostReason::CertificateRefused(reason)) => {
                     // The server verifies it when the handshake is over for the client (RFC 8446 §2).
@@ -488,15 +495,28 @@ impl Client {
         self.connector.poll_transmit(now, &mut self.endpoint, buf)
     }
 
+    /// Forgets what [`Self::poll_timeout`] said, as something has happened that may make a deadline earlier.
+    pub(crate) fn forget_deadline(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Whether [`Self::handle_timeout`] is to be called now.
+    pub fn is_due(&mut self, now: Instant) -> bool {
+        let is_past = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if self.deadline.is_some_and(|at| now < at)
+            && let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint)
+            && session.up
+            && !session.multipath.may_be_due(now, connection)
+        {
+            return is_past(earliest(connection.poll_timeout(), self.apps.tcp.split_tcp.poll_timeout()));
+        }
+        is_past(self.poll_timeout(now))
+    }
+
     /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         let mut next = if self.may_connect() { self.connector.backoff.next_try } else { None };
-        let mut at_most = |at: Option<Instant>| {
-            next = match (next, at) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
-        };
+        let mut at_most = |at: Option<Instant>| next = earliest(next, at);
         if self.asks_links(now) {
             let asks = self.silence.is_probing;
             at_most(if asks {
@@ -528,14 +548,15 @@ impl Client {
         let unusable_at = now + RECONNECT_AFTER / 8;
         if !self.silence.is_probing && next.is_none_or(|next| unusable_at < next) {
             let since = self.unusable_since(now);
-            next =
-                next.into_iter().chain(since.map(|since| (since + RECONNECT_AFTER).max(unusable_at))).min();
+            next = earliest(next, since.map(|since| (since + RECONNECT_AFTER).max(unusable_at)));
         }
+        self.deadline = next;
         next
     }
 
     /// Handles timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.deadline = None;
         self.isolated(now, |client| client.on_timeout(now));
     }
 

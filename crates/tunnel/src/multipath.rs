@@ -50,7 +50,7 @@ use mpvpn_masque::capsule::{LinkNotice, LinkPolicy};
 use mpvpn_path::{PathCandidate, Scheduler, Tiers};
 use mpvpn_quic::{Connection, LocalAddress, PathStatus};
 use mpvpn_types::{
-    ClassId, Duration, Instant, LinkId, PathId, SessionId,
+    ClassId, Duration, Instant, LinkId, PathId, SessionId, earliest,
     target::{LIVENESS, REORDER, SCHEDULER, TRANSPORT},
 };
 
@@ -133,6 +133,8 @@ pub(crate) struct MultipathConnection {
     stalled_until: Instant,
     /// When heartbeats last became dense although no data moves here.
     probed_at: Option<Instant>,
+    /// Whether something has made a deadline earlier since packets were last sent.
+    may_be_due: bool,
 }
 
 impl MultipathConnection {
@@ -166,6 +168,7 @@ impl MultipathConnection {
             is_alone: false,
             stalled_until: now,
             probed_at: None,
+            may_be_due: true,
         }
     }
 
@@ -473,22 +476,29 @@ impl MultipathConnection {
         }
     }
 
+    /// Whether something may be due before what [`Self::poll_timeout`] said, after packets have arrived or
+    /// were queued.
+    pub(crate) fn may_be_due(&self, now: Instant, connection: &Connection) -> bool {
+        let sequencer = self.recovery.sequencer.as_ref();
+        let reordered = sequencer.and_then(|sequencer| sequencer.poll_timeout());
+        self.may_be_due || earliest(reordered, self.send_timeout(now, connection)).is_some_and(|at| at <= now)
+    }
+
+    /// Returns when data that waits may be sent.
+    fn send_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
+        let waits = !self.is_drained() || connection.stream_backlog() > 0;
+        waits.then(|| earliest(connection.pacer_timeout(now), self.scheduler.choice.poll_timeout(now)))?
+    }
+
     /// Returns when [`Self::handle_timeout`] and [`Self::poll_transmit`] have to be called next.
     pub(crate) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
         let empty = self.scheduler.dispatcher.is_empty();
-        let waits = !empty || self.recovery.has_waiting() || connection.stream_backlog() > 0;
-        let while_waiting = || {
-            [connection.pacer_timeout(now), self.scheduler.choice.poll_timeout(now)]
-                .into_iter()
-                .flatten()
-                .min()
-        };
         let rate_limit = self.rate_limit.as_ref().filter(|_| !empty);
         let sequencer = self.recovery.sequencer.as_ref();
         let parts = [
             rate_limit.and_then(|limit| limit.retry_at(now)),
             self.paths.values().filter_map(|path| path.poll_timeout(now)).min(),
-            if waits { while_waiting() } else { None },
+            self.send_timeout(now, connection),
             sequencer.and_then(|sequencer| sequencer.poll_timeout()),
             self.trimmer.poll_timeout(!empty),
             self.timer.poll_timeout(self.tiers.is_overflowing()),
@@ -496,7 +506,7 @@ impl MultipathConnection {
             self.no_answer_at(connection),
             self.recovery.data_ack_timeout(connection),
         ];
-        let first = parts.into_iter().flatten().min();
-        self.heartbeats.poll_timeout(now, &self.paths, first).into_iter().chain(first).min()
+        let first = parts.into_iter().fold(None, earliest);
+        earliest(first, self.heartbeats.poll_timeout(now, &self.paths, first))
     }
 }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use mpvpn_packet::{FlowKey, VnetHdr, ip, protocol, tcp::Segment, tcp_flags};
 use mpvpn_quic::{LocalAddress, Transmit};
-use mpvpn_types::{ClassId, Duration, Instant, target::CLASSES};
+use mpvpn_types::{ClassId, Duration, Instant, earliest, target::CLASSES};
 use tracing::debug;
 
 use crate::{ClassChange, Client, ClientChange, ClientEvent, PathEvent, events::Changes};
@@ -149,6 +149,12 @@ impl ClassConnection {
 
     /// The client, which may have something to do afterwards.
     pub(super) fn client_mut(&mut self) -> &mut Client {
+        self.client.forget_deadline();
+        self.packet_client()
+    }
+
+    /// The client, for handing packets to it.
+    pub(super) fn packet_client(&mut self) -> &mut Client {
         self.attention = Attention::Unhandled;
         &mut self.client
     }
@@ -163,7 +169,14 @@ impl ClassConnection {
 
     /// Handles the timers that have expired.
     pub(super) fn handle_timeout(&mut self, now: Instant, session_last_use: Instant) {
-        if self.poll_timeout(now, session_last_use).is_some_and(|at| at <= now) {
+        let is_due = match self.attention {
+            Attention::AtRestUntil(at) => at.is_some_and(|at| at <= now),
+            _ => {
+                let own = self.own_timeout(session_last_use);
+                own.is_some_and(|at| at <= now) || self.client.is_due(now)
+            }
+        };
+        if is_due {
             self.client_mut().handle_timeout(now);
             self.close_if_idle(now, session_last_use);
         }
@@ -378,17 +391,21 @@ impl ClassConnection {
         if let Attention::AtRestUntil(at) = self.attention {
             return at;
         }
+        let next = earliest(self.client.poll_timeout(now), self.own_timeout(session_last_use));
+        if self.attention == Attention::AtRest {
+            self.attention = Attention::AtRestUntil(next);
+        }
+        next
+    }
+
+    /// Returns when a timer of this state expires.
+    fn own_timeout(&mut self, session_last_use: Instant) -> Option<Instant> {
         let change = match self.state {
             ConnectionState::Waking(woken) => self.has_waiting().then_some(woken + MAX_SYN_WAIT),
             ConnectionState::Up(since) => Some(since + self.mtu_search_duration()),
             ConnectionState::Asleep | ConnectionState::Down | ConnectionState::Ready => None,
         };
-        let idle = self.idle_deadline(session_last_use);
-        let next = [self.client.poll_timeout(now), idle, change].into_iter().flatten().min();
-        if self.attention == Attention::AtRest {
-            self.attention = Attention::AtRestUntil(next);
-        }
-        next
+        earliest(self.idle_deadline(session_last_use), change)
     }
 
     /// Returns the next event of the connection or its paths that requires no action.

@@ -139,6 +139,7 @@ impl Client {
     /// An app sends or connects. After a pause, a server that is not heard is asked for at once.
     pub fn on_wanted(&mut self, now: Instant) {
         if self.silence.on_wanted(now) && self.silence.is_probing {
+            self.deadline = None;
             self.probe_anew(now);
             if self.session.is_none() {
                 self.connector.backoff.reset(now);
@@ -165,6 +166,7 @@ impl Client {
             });
         }
         if session.per_flow {
+            self.deadline = None;
             return self.take_packet_of_flow(now, hdr, &view);
         }
         let apps = &mut self.apps;

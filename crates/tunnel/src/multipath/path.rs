@@ -5,7 +5,7 @@
 
 use mpvpn_path::Liveness;
 use mpvpn_quic::PathStatus;
-use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, earliest};
 
 use super::{
     Role,
@@ -157,9 +157,8 @@ impl PathEntry {
 
     /// Returns when a timer of the path expires.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let all =
-            [self.liveness.poll_timeout(now), self.loss_grace.poll_timeout(), self.close.poll_timeout()];
-        all.into_iter().flatten().min()
+        let others = earliest(self.loss_grace.poll_timeout(), self.close.poll_timeout());
+        earliest(self.liveness.poll_timeout(now), others)
     }
 
     /// Whether heartbeats are not worth their cost: the path is metered, a backup, and not in use.

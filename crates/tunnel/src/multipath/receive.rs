@@ -49,7 +49,7 @@ pub(crate) fn decode_payload(datagram: &Bytes) -> Result<DecodedDatagram, Datagr
 impl MultipathConnection {
     /// Updates the liveness of the paths on which packets have arrived.
     pub(crate) fn note_path_arrivals(&mut self, now: Instant, connection: &mut Connection) {
-        let (paths, log) = (&mut self.paths, &self.log);
+        let (paths, log, may_be_due) = (&mut self.paths, &self.log, &mut self.may_be_due);
         connection.drain_paths_with_arrivals(now, |id| {
             let Some(path) = paths.get_mut(id) else { return };
             // Only on dead paths does an arrival lead to a logged decision.
@@ -57,7 +57,7 @@ impl MultipathConnection {
                 let connection = enter_connection!(log, DEBUG, [LIVENESS]);
                 (connection, enter_path!(LIVENESS, log, id, path))
             });
-            path.liveness.on_received(now);
+            *may_be_due |= path.liveness.on_received(now);
         });
         let _spans = enter_connection!(&self.log, TRACE, [LIVENESS]);
         let moved = self.traffic.last_data_at;
@@ -94,6 +94,7 @@ impl MultipathConnection {
                 DecodedDatagram::Packet(ReceivedPacket { label: Some(label), is_recovered: false, packet })
             }));
         }
+        self.may_be_due = true;
         if self.recovery.on_datagram(&datagram) {
             return Ok(DecodedDatagram::Ignored);
         }

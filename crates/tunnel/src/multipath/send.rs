@@ -136,6 +136,7 @@ impl MultipathConnection {
         connection: &mut Connection,
         buf: &mut Vec<u8>,
     ) -> Option<Transmit> {
+        self.may_be_due = false;
         self.refresh(now, connection);
         if self.recovery.is_data_ack_due(now, connection) {
             let _spans = enter_connection!(&self.log, DEBUG, [REORDER]);
@@ -240,7 +241,7 @@ impl MultipathConnection {
     pub(super) fn make_heartbeats_dense(&mut self, now: Instant) -> bool {
         let were_sparse = self.heartbeats.on_data_resumed(now, &self.paths);
         for path in self.paths.values_mut().filter(|path| !path.may_stay_unprobed()) {
-            path.liveness.on_traffic(now);
+            self.may_be_due |= path.liveness.on_traffic(now);
         }
         were_sparse
     }
