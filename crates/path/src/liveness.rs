@@ -590,7 +590,8 @@ impl Liveness {
     /// Whether nothing has arrived for a quarter of the silence limit, in which acknowledgements of steady
     /// traffic would have arrived. This does not mean death.
     pub fn is_quiet(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.last_received) > self.silence_limit() / 4
+        now > self.last_received
+            && now.saturating_duration_since(self.last_received) > self.silence_limit() / 4
     }
 
     /// How long the path may be silent while dense heartbeats are expected, a round trip included.

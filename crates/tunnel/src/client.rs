@@ -187,9 +187,7 @@ impl Client {
             return;
         }
         self.deadline = None;
-        if let Some(handshake) = self.connector.handshake(id) {
-            handshake.last_received = Some(now);
-        }
+        self.connector.on_received(now, id);
         self.isolated(now, |client| client.drive_handshake(now, id));
     }
 

@@ -68,7 +68,7 @@ impl Http {
             if let Some(event) = self.h3.poll() {
                 return Ok(Some(event));
             }
-            if self.h3.peer_settings().is_some() {
+            if !self.before_settings.is_empty() && self.h3.peer_settings().is_some() {
                 self.unread.extend(std::mem::take(&mut self.before_settings));
             }
             let Some(id) = self.unread.front().copied() else { return Ok(None) };

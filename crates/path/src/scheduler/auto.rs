@@ -22,11 +22,12 @@ pub(super) struct Auto;
 
 impl Policy for Auto {
     fn pick(&self, _: &mut Work, candidates: &[PathCandidate], backlog: u64) -> Option<Selection> {
-        let best = candidates.iter().min_by_key(|candidate| candidate.arrival_delay(0))?;
-        let at = first_to_arrive(candidates)?;
-        if candidates[at].id == best.id {
-            return Some(Selection::best(at));
+        let (first, best) =
+            candidates.iter().enumerate().min_by_key(|(_, candidate)| candidate.arrival_delay(0))?;
+        if best.available_window > 0 {
+            return Some(Selection::best(first));
         }
+        let at = first_to_arrive(candidates)?;
         let arrival = candidates[at].arrival_delay(0);
         let worth = arrival <= best.arrival_delay(backlog) + ARRIVAL_ACCURACY
             && arrival <= best.arrival_delay(0) + MAX_DELAY_DIFFERENCE;

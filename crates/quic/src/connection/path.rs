@@ -248,8 +248,12 @@ impl Paths {
     /// pass, so quick paths come first, and those on which nothing arrived for `silent`, while something
     /// did on others, come last.
     pub(crate) fn next_with_work(&self, silent: Duration) -> Option<usize> {
-        let latest = self.latest_activity();
         let waiting = self.paths.iter().enumerate().filter(|(_, path)| path.queue.has_work());
+        let (only, _) = waiting.clone().next()?;
+        if waiting.clone().nth(1).is_none() {
+            return Some(only);
+        }
+        let latest = self.latest_activity();
         let rank = |path: &Path| (path.activity.is_silent(latest, silent), path.gate.base_rtt());
         waiting.min_by_key(|(_, path)| rank(path)).map(|(index, _)| index)
     }
@@ -261,8 +265,11 @@ mod tests {
     use noq_proto::congestion::ControllerFactory;
 
     use super::*;
-    use crate::gate::{GateFactory, gate_state_of};
-    use mpvpn_types::CongestionControl;
+    use crate::{
+        LocalAddress,
+        gate::{GateFactory, gate_state_of},
+    };
+    use mpvpn_types::{CongestionControl, LinkId};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -319,6 +326,28 @@ mod tests {
         }
         let [near, far] = [0, 1].map(|at| paths.at(at).expect("a path").queue.bytes);
         assert!((2 * far).abs_diff(near) < 2 * 13_000, "{near} and {far} bytes");
+    }
+
+    #[test]
+    fn a_packet_of_unknown_origin_may_be_of_any_path() {
+        let mut paths = paths(Instant::now(), 2);
+        let origin = |link: u16, port: u16| {
+            Origin::new(Some(LocalAddress::link(LinkId(link))), ([192, 0, 2, 1], port).into())
+        };
+        let stale = |paths: &mut Paths, origin| {
+            let is_known = paths.note_arrival(origin);
+            let stale = paths.iter_mut().map(|path| std::mem::take(&mut path.activity.is_stale));
+            (is_known, stale.collect::<Vec<_>>())
+        };
+        assert_eq!(stale(&mut paths, origin(1, 443)), (false, vec![true, true]));
+        assert!(paths.take_new_origin() && !paths.take_new_origin());
+        for (path, link) in paths.iter_mut().zip([1, 2]) {
+            path.activity.origin = Some(origin(link, 443));
+        }
+        assert_eq!(stale(&mut paths, origin(2, 443)), (true, vec![false, true]));
+        assert_eq!(stale(&mut paths, origin(2, 444)), (false, vec![true, true]), "another port");
+        assert_eq!(stale(&mut paths, origin(3, 443)), (false, vec![true, true]), "another link");
+        assert!(paths.take_new_origin());
     }
 
     #[test]

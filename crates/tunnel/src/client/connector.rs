@@ -38,6 +38,8 @@ pub(super) struct Connector {
     pub(super) handshakes: Vec<Handshake>,
     pub(super) backoff: Backoff,
     closing: Vec<ConnectionHandle>,
+    /// Whether nothing has happened since the connections that are closing had nothing to send.
+    closing_is_sent: bool,
 }
 
 impl Connector {
@@ -47,6 +49,7 @@ impl Connector {
             handshakes: Vec::new(),
             backoff: Backoff::new(now),
             closing: Vec::new(),
+            closing_is_sent: true,
         }
     }
 
@@ -75,6 +78,14 @@ impl Connector {
     /// The handshake of a connection.
     pub(super) fn handshake(&mut self, id: ConnectionHandle) -> Option<&mut Handshake> {
         self.handshakes.iter_mut().find(|handshake| handshake.connection == id)
+    }
+
+    /// A packet of the server has arrived for one of these connections.
+    pub(super) fn on_received(&mut self, now: Instant, id: ConnectionHandle) {
+        match self.handshake(id) {
+            Some(handshake) => handshake.last_received = Some(now),
+            None => self.closing_is_sent = false,
+        }
     }
 
     /// Removes the handshake of a connection.
@@ -147,6 +158,7 @@ impl Connector {
         if let Some(connection) = endpoint.get(id) {
             connection.close(now, mpvpn_masque::h3::code::NO_ERROR, reason);
             self.closing.push(id);
+            self.closing_is_sent = false;
         }
     }
 
@@ -176,6 +188,11 @@ impl Connector {
         }
     }
 
+    /// Whether there are no such connections.
+    fn is_idle(&self) -> bool {
+        self.handshakes.is_empty() && self.closing.is_empty()
+    }
+
     /// The next UDP payload of these connections.
     pub(super) fn poll_transmit(
         &mut self,
@@ -183,14 +200,19 @@ impl Connector {
         endpoint: &mut Endpoint,
         buf: &mut Vec<u8>,
     ) -> Option<Transmit> {
+        if self.is_idle() {
+            return None;
+        }
         let handshakes = self.handshakes.iter().map(|handshake| handshake.connection);
-        for id in handshakes.chain(self.closing.iter().copied()).collect::<Vec<_>>() {
+        let closing = self.closing.iter().copied().filter(|_| !self.closing_is_sent);
+        for id in handshakes.chain(closing).collect::<Vec<_>>() {
             let transmit = endpoint.get(id).and_then(|connection| connection.poll_transmit(now, buf));
             if transmit.is_some() {
                 return transmit;
             }
             self.reap(endpoint, id);
         }
+        self.closing_is_sent = true;
         None
     }
 
@@ -202,6 +224,9 @@ impl Connector {
         links: &Links,
         in_use: bool,
     ) -> Option<Instant> {
+        if self.is_idle() {
+            return None;
+        }
         let closing = self.closing.iter().copied();
         let all = self.handshakes.iter().map(|handshake| handshake.connection).chain(closing);
         let connections = all.filter_map(|id| endpoint.get(id)?.poll_timeout()).min();
@@ -214,6 +239,7 @@ impl Connector {
 
     /// Handles timers of connections that are closing.
     pub(super) fn handle_timeout(&mut self, now: Instant, endpoint: &mut Endpoint) {
+        self.closing_is_sent = false;
         for id in self.closing.clone() {
             if let Some(connection) = endpoint.get(id) {
                 connection.handle_timeout(now);

@@ -55,7 +55,7 @@ impl Silence {
     /// An app sends. Returns whether this is a reason to ask anew.
     pub(super) fn on_wanted(&mut self, now: Instant) -> bool {
         let before = self.wanted.replace(now);
-        before.is_none_or(|at| now.saturating_duration_since(at) >= LivenessConfig::TRAFFIC_PAUSE)
+        before.is_none_or(|at| now >= at + LivenessConfig::TRAFFIC_PAUSE)
     }
 
     /// The begin of the silence.

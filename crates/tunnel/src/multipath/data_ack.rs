@@ -81,6 +81,11 @@ impl DataAcks {
         self.received.push(datagram);
     }
 
+    /// Whether the peer has sent a report since [`Self::drain_received`].
+    pub(super) fn has_received(&self) -> bool {
+        !self.received.is_empty()
+    }
+
     /// Returns the entries that the peer has reported since the last call. A malformed entry ends its report.
     pub(super) fn drain_received(&mut self) -> impl Iterator<Item = DataAck> + '_ {
         let prefix = &self.prefix;

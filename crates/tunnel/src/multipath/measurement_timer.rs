@@ -46,7 +46,7 @@ impl MeasurementTimer {
 
     /// Returns the task that is due, and marks it as done.
     pub(super) fn poll(&mut self, now: Instant) -> Option<Task> {
-        let due = self.measured.is_none_or(|at| now.saturating_duration_since(at) >= INTERVAL);
+        let due = self.measured.is_none_or(|at| now >= at + INTERVAL);
         let changed = std::mem::take(&mut self.changed);
         if due {
             self.measured = Some(now);

@@ -54,10 +54,10 @@ impl Recovery {
 
     /// Passes reinjected bytes and DataAck reports of the peer to the QUIC connection.
     pub(super) fn deliver(&mut self, now: Instant, connection: &mut Connection) {
-        if let Some(reinjection) = &mut self.reinjection {
+        if let Some(reinjection) = self.reinjection.as_mut().filter(|parts| parts.has_received()) {
             reinjection.drain_received().for_each(|chunk| connection.receive_reinjected(chunk));
         }
-        if let Some(acks) = &mut self.data_acks {
+        if let Some(acks) = self.data_acks.as_mut().filter(|acks| acks.has_received()) {
             acks.drain_received().for_each(|data_ack| connection.on_data_ack(now, data_ack));
         }
     }

@@ -64,6 +64,11 @@ impl Reinjection {
         self.received.extend(self.decode(datagram));
     }
 
+    /// Whether the peer has reinjected chunks since [`Self::drain_received`].
+    pub(super) fn has_received(&self) -> bool {
+        !self.received.is_empty()
+    }
+
     /// Returns the chunks that the peer has reinjected since the last call.
     pub(super) fn drain_received(&mut self) -> impl Iterator<Item = StreamChunk> + '_ {
         self.received.drain(..)
