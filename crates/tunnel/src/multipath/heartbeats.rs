@@ -709,8 +709,9 @@ mod tests {
     fn silence_while_heartbeats_were_sparse_is_no_evidence() {
         let start = Instant::now();
         let (mut heartbeats, mut paths) = (heartbeats(Role::Client), table(start, 1));
-        let busy =
-            |paths: &mut PathTable, now| paths.values_mut().for_each(|path| path.liveness.on_traffic(now));
+        let busy = |paths: &mut PathTable, now| {
+            paths.values_mut().for_each(|path| _ = path.liveness.on_traffic(now))
+        };
         busy(&mut paths, start);
         heartbeats.poll(start, &mut paths, traffic(start), &[]);
         let later = start + 60_000 * MS;
@@ -728,7 +729,7 @@ mod tests {
         let mut steer =
             |paths: &PathTable, now, fits| heartbeats.steer_acks(now, paths, None, || fits).map(|(id, _)| id);
         assert_eq!(steer(&paths, now, true), None, "no data moves");
-        paths.values_mut().for_each(|path| path.liveness.on_traffic(now));
+        paths.values_mut().for_each(|path| _ = path.liveness.on_traffic(now));
         assert_eq!(steer(&paths, now, false), None, "the peer takes no datagrams");
         assert_eq!(steer(&paths, now, true), Some(PathId(1)));
         assert_eq!(steer(&paths, now, true), None, "not for every packet");
