@@ -89,8 +89,8 @@ pub struct Client {
     echo_watch: Option<EchoWatch>,
     /// The networks behind this client that it announces.
     announced: Vec<IpNet>,
-    /// What [`Self::poll_timeout`] said, unless something has happened since that may make another deadline
-    /// earlier; packets of the tunnel do not.
+    /// The result of [`Self::poll_timeout`], unless something has happened since that may make another
+    /// deadline earlier; packets of the tunnel do not.
     deadline: Option<Instant>,
 }
 
