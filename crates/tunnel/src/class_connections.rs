@@ -366,8 +366,9 @@ impl ClassConnections {
         }
         let class = class.unwrap_or_else(|| self.class_by_rules(now, &key, &view));
         let own = self.all.iter().position(|connection| connection.id == class).unwrap_or(0);
-        let is_crowded =
-            self.all[own].is_asleep() && self.all.iter().any(|connection| connection.client.is_crowded(now));
+        let is_crowded = self.all[own].is_asleep()
+            && (self.all[0].client.is_crowded(now)
+                || self.all[1..].iter().any(|other| other.moves_data(now)));
         let wanted = match self.all.split_at_mut(own) {
             ([default, ..], [connection, ..]) => {
                 if self.session_secret.is_some() {

@@ -227,6 +227,11 @@ impl ClassConnection {
         self.state == ConnectionState::Asleep
     }
 
+    /// Whether data has moved on this connection lately, which another class might feel.
+    pub(super) fn moves_data(&self, now: Instant) -> bool {
+        !self.is_asleep() && self.client.last_activity().is_some_and(|at| now < at + USE_NOTE_INTERVAL * 2)
+    }
+
     /// Records that a packet belongs to the class, if `default_client` would carry it. A class that sleeps
     /// wakes where the packet would feel what others send (`is_crowded`), or could not follow to another
     /// connection later; but not while `default_client` asks for a server that is silent, which asks for

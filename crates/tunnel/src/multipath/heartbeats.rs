@@ -63,6 +63,9 @@ const MIN_STEER_INTERVAL: Duration = Duration::from_millis(5);
 /// How long after a path was full, or lost packets, a connection counts as crowded. Smaller: a class whose
 /// packets are far apart gets a connection of its own later. Larger: it gets one without need. Chosen.
 const CROWDED_FOR: Duration = Duration::from_secs(2);
+/// While it lasts, a server reports it again at this interval, as a report may be lost. Smaller: more packets.
+/// Larger: a class connects late if the first report was lost. Chosen.
+const CROWDED_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A heartbeat to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,10 +99,11 @@ pub(super) struct TrafficState {
 pub(super) struct Heartbeats {
     role: Role,
     reports: Option<ReportState>,
-    /// When a path was full or lost packets here, noted once in half of [`CROWDED_FOR`], and when the peer
-    /// last reported that.
+    /// When a path was last full or lost packets here, when that was last news, and whether the peer's newest
+    /// report says so of its paths.
     crowded: Option<Instant>,
-    peer_crowded: Option<Instant>,
+    crowding_told: Option<Instant>,
+    peer_crowded: bool,
 }
 
 /// The state of sent and received reports.
@@ -130,7 +134,7 @@ struct PathProbe {
 impl Heartbeats {
     /// Creates heartbeats that are PINGs.
     pub(super) fn new(role: Role) -> Self {
-        Self { role, reports: None, crowded: None, peer_crowded: None }
+        Self { role, reports: None, crowded: None, crowding_told: None, peer_crowded: false }
     }
 
     /// Sends reports from now on, in this context of the request stream.
@@ -190,9 +194,7 @@ impl Heartbeats {
         tracing::trace!(target: LIVENESS, ?report, "a heartbeat report of the peer arrived");
         reports.newest_received = Some((report.number, now));
         reports.announce |= report.ask;
-        if report.crowded {
-            self.peer_crowded = Some(now);
-        }
+        self.peer_crowded = report.crowded;
         let active_until = report.active.then(|| now + PEER_ACTIVE_FOR);
         if report.active && !is_dense(now, paths) {
             tracing::debug!(target: LIVENESS, "data moves at the peer: heartbeats become dense");
@@ -256,9 +258,11 @@ impl Heartbeats {
     /// A path is full or loses packets. A server reports that at once, and again while it lasts. Returns
     /// whether that is news.
     pub(super) fn note_crowded(&mut self, now: Instant) -> bool {
-        let is_news = self.crowded.is_none_or(|at| now >= at + CROWDED_FOR / 2);
+        let is_news = self.crowded.is_none_or(|at| now >= at + CROWDED_FOR)
+            || self.crowding_told.is_none_or(|at| now >= at + CROWDED_REPORT_INTERVAL);
+        self.crowded = Some(now);
         if is_news {
-            self.crowded = Some(now);
+            self.crowding_told = Some(now);
             if self.role == Role::Server {
                 self.announce();
             }
@@ -268,7 +272,7 @@ impl Heartbeats {
 
     /// Whether packets of one class delay those of another one, here or at the peer.
     pub(super) fn is_crowded(&self, now: Instant) -> bool {
-        [self.crowded, self.peer_crowded].into_iter().flatten().any(|at| now < at + CROWDED_FOR)
+        self.peer_crowded || self.crowded.is_some_and(|at| now < at + CROWDED_FOR)
     }
 
     /// Sends a report at once, because this end has changed its mind about a path.
@@ -335,7 +339,7 @@ impl Heartbeats {
         });
         let paths = paths.collect();
         reports.sent = reports.sent.wrapping_add(1);
-        let crowded = self.role == Role::Server && self.crowded.is_some_and(|at| now < at + CROWDED_FOR / 2);
+        let crowded = self.role == Role::Server && self.crowded.is_some_and(|at| now < at + CROWDED_FOR);
         Some(HeartbeatReport { active, ask, crowded, number: reports.sent, paths }.encode(&reports.prefix))
     }
 

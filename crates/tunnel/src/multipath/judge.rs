@@ -8,7 +8,7 @@
 use mpvpn_path::{PathInfo, PathState, TieredPath, Utilization};
 use mpvpn_quic::{Connection, PathStats};
 use mpvpn_types::{
-    Duration, Instant, LinkId, PathId, Tier,
+    ClassId, Duration, Instant, LinkId, PathId, Tier,
     target::{CLASSES, FEC, REORDER, SCHEDULER, TRANSPORT},
 };
 
@@ -234,8 +234,12 @@ impl MultipathConnection {
         }
     }
 
-    /// Notes whether a link is full, or loses packets, so that others would feel what this connection sends.
+    /// Notes whether a link is full, or loses packets, so that other classes would feel what the connection of
+    /// the default class carries for them.
     fn note_crowding(&mut self, now: Instant, views: &[PathStats]) {
+        if self.shared_links.as_ref().is_some_and(|links| links.class != ClassId::DEFAULT) {
+            return;
+        }
         let is_lossy =
             |view: &PathStats| view.loss >= CROWDED_LOSS && view.recent_packets_sent >= MIN_PACKETS_FOR_LOSS;
         let lossy = views.iter().find(|view| is_lossy(view)).map(|view| (view.id.0, view.loss));

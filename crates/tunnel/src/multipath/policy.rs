@@ -90,7 +90,7 @@ impl LinkPolicies {
 #[derive(Debug)]
 pub(super) struct SharedLinks {
     shapers: Shapers,
-    class: ClassId,
+    pub(super) class: ClassId,
 }
 
 impl SharedLinks {
