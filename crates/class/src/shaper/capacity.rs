@@ -215,6 +215,19 @@ struct Drain {
     rate: f64,
     /// When the queue must be gone.
     end: Instant,
+    /// The busy period, if it began with an overload.
+    busy: Option<BusyPeriod>,
+}
+
+/// A time in which packets have waited for the link, so that what it carried is its capacity. A radio link
+/// that pauses carries less than was sent for a while, and what has waited afterwards.
+#[derive(Clone, Copy, Debug)]
+struct BusyPeriod {
+    /// The estimate before it (bytes/s).
+    before: f64,
+    /// Bytes that have arrived since, and the time (s).
+    delivered: f64,
+    time: f64,
 }
 
 /// The current decision about a link's capacity, for log events. Rates in bytes/s, times in s.
@@ -603,6 +616,12 @@ impl CapacityEstimator {
             self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE).unwrap_or(known);
         let min_arrived = self.min_delivery_rate(arrived);
         let before = known;
+        let begins = || BusyPeriod {
+            before,
+            delivered: self.sum_recent(0, |interval| interval.delivered),
+            time: self.sum_recent(0, |interval| interval.duration_at_peer),
+        };
+        let busy = self.drain.and_then(|drain| drain.busy).or_else(|| overload.map(|_| begins()));
         let (known, reason) = match overload {
             Some(carried) => (carried, "less arrives than was sent"),
             // The delivery rate while packets are queued in the own direction is the capacity.
@@ -645,7 +664,7 @@ impl CapacityEstimator {
         let time = 1.5 * queue / share + 2.0 * INTERVAL_SECONDS + self.last_rtt;
         let end = now + Duration::from_secs_f64(time.min(2.0));
         let rate = known.min(min_arrived.max(known * (1.0 - MAX_DRAIN_SHARE))) * (1.0 - share);
-        self.drain = Some(Drain { initial_queue: queue, longest_queue: queue, rate, end });
+        self.drain = Some(Drain { initial_queue: queue, longest_queue: queue, rate, end, busy });
     }
 
     /// A pseudo-random number that differs between the two ends.
@@ -660,13 +679,21 @@ impl CapacityEstimator {
     fn continue_drain(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
         let grew = queue > 1.5 * drain.initial_queue + full_queue_threshold(known);
         let longest = drain.longest_queue.max(queue);
-        self.drain = Some(Drain { longest_queue: longest, ..drain });
+        let last = self.recent(0, 1).next().unwrap_or_default();
+        let busy = drain.busy.map(|busy| BusyPeriod {
+            delivered: busy.delivered + last.delivered,
+            time: busy.time + last.duration_at_peer,
+            ..busy
+        });
+        self.drain = Some(Drain { longest_queue: longest, busy, ..drain });
         // If the queueing delay of the own direction is known, a long one is a real queue.
         let is_own_queue = self.is_one_way_known() && queue > full_queue_threshold(known)
             || queue < longest * QUEUE_SHRINKING_RATIO;
         if queue <= self.low_queue_threshold(known) {
             self.reason = "the queue has drained";
             self.drain = None;
+            let carried = busy.map_or(0.0, |busy| busy.before.min(busy.delivered / busy.time));
+            self.estimate = Some(known.max(carried));
         } else if grew || now >= drain.end && is_own_queue {
             self.start_drain(now, known, queue);
         } else if now >= drain.end {
