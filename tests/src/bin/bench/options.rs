@@ -25,7 +25,7 @@ SCENARIO...       `paths` and `stream`: only these scenarios (--list lists them)
 --count N         `cut`: N cuts in all, many in each testbed, and the distribution of gaps; about 6 s a cut;
                   `sweep`: number of settings (1000; --quick: 60)
 --seed N          `sweep`: the seed that settings are drawn with (1)
---only N          `sweep`: only the setting with this number, from 0
+--only N          `sweep`: only the setting with this number, from 0, or the run of a world, from 1000000
 --cuts N          `paths` and `stream`: number of cuts of a link (default: as the scenario says, 10, 20 or 100)
 --runs N          `paths`, `stream` and `mptcp`: number of runs per table row (3); `pseudotcp`: number of rounds (5)
 --inner CC        `paths`, `stream`, `classes` and `mptcp`: congestion control of inner TCP: cubic (default) or bbr
@@ -54,7 +54,7 @@ pub(crate) struct Options {
     pub(crate) count: Option<u32>,
     /// Seed of the rig `sweep`.
     pub(crate) seed: u32,
-    /// The only setting that the rig `sweep` plays.
+    /// The only setting, or run of a world, that the rig `sweep` plays.
     pub(crate) only: Option<u32>,
     /// Number of cuts in the rigs `paths` and `stream`; `None`: as the scenario says.
     pub(crate) cuts: Option<u32>,

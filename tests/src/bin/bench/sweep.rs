@@ -3,7 +3,8 @@
 //!
 //! In: a seed, and how many settings. Out: the distributions of utilisation, of a call's added delay, of the
 //! time until a change is used, and of the share beside foreign flows; a plot; the ten worst settings, each
-//! with the command that plays it again.
+//! with the command that plays it again; beside them, a table of worlds after published measurements
+//! (`crates/tunnel/tests/simulation/sweep/worlds.rs`).
 
 use std::{
     fs,
@@ -13,7 +14,7 @@ use std::{
 
 use mpvpn_plot::{COLOURS, PANEL_LEFT, PANEL_RIGHT, Panel, Svg, TEXT_COLOUR};
 use mpvpn_tests::percentile;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
@@ -24,6 +25,8 @@ use crate::{
 
 /// Settings of a complete sweep, and of a quick one.
 const SETTINGS: [u32; 2] = [1000, 60];
+/// The number of the first run of a world, and how many there are, as in `worlds.rs`.
+const WORLDS: (u32, u32) = (1_000_000, 32);
 /// The begin of the lines that the simulation prints for this rig.
 const MARK: &str = "SWEEP ";
 /// How many of the worst settings are listed.
@@ -75,21 +78,66 @@ impl Line {
     }
 }
 
-pub(crate) fn run(options: &Options) -> Outcome {
-    let count = options.count.unwrap_or(SETTINGS[usize::from(options.quick)]);
-    let (first, count) = options.only.map_or((0, count), |only| (only, 1));
-    let lines = match play(options.seed, first, count) {
-        Ok(lines) => lines,
-        Err(complaint) => panic!("{complaint}"),
-    };
-    if let (Some(_), [line]) = (options.only, &lines[..]) {
-        println!("{}\n{line:#?}", line.setting);
-    }
-    judge(&lines)
+/// The results of a run of a world.
+#[derive(Clone, Debug, Deserialize)]
+struct World {
+    number: u64,
+    world: String,
+    load: String,
+    flows: u16,
+    way: String,
+    ceiling_mbit: f64,
+    utilisation: f64,
+    plain: f64,
+    idle_p99_ms: f64,
+    added_median_ms: f64,
+    added_p99_ms: f64,
+    lost_idle: f64,
+    lost: f64,
 }
 
-/// Plays settings; their lines are kept in a file, too.
-fn play(seed: u32, first: u32, count: u32) -> Result<Vec<Line>, String> {
+pub(crate) fn run(options: &Options) -> Outcome {
+    let count = options.count.unwrap_or(SETTINGS[usize::from(options.quick)]);
+    if let Some(only) = options.only.filter(|only| *only >= WORLDS.0) {
+        let worlds: Vec<World> = play(options.seed, only, 1);
+        return Outcome { chapter: table(worlds), raw: Value::Null, ..Outcome::default() };
+    }
+    let (first, count) = options.only.map_or((0, count), |only| (only, 1));
+    let lines: Vec<Line> = play(options.seed, first, count);
+    let mut outcome = judge(&lines);
+    match (options.only, &lines[..]) {
+        (Some(_), [line]) => println!("{}\n{line:#?}", line.setting),
+        _ => outcome.chapter += &table(play(options.seed, WORLDS.0, WORLDS.1)),
+    }
+    outcome
+}
+
+fn table(mut worlds: Vec<World>) -> String {
+    worlds.sort_by_key(|line| line.number);
+    let mut text = "\nWorlds (`--only` plays a run again). What is used of the links, and by TCP alone over the best of them \
+        without a tunnel; how much later the call's packets come than without the load, and how many more are lost:\n\n\
+        | world | load | Mbit/s | used, % | TCP alone, % | median, ms | p99, ms | p99 without load, ms | lost, % | `--only` |\n\
+        |---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+        .to_owned();
+    for line in worlds {
+        let World { number, world, load, flows, way, ceiling_mbit, .. } = line;
+        let World { added_median_ms, added_p99_ms, idle_p99_ms, .. } = line;
+        let [used, plain, lost] =
+            [line.utilisation, line.plain, line.lost - line.lost_idle].map(|share| 100.0 * share);
+        text += &format!(
+            "| {world} | {load}, {flows} {way} | {ceiling_mbit:.1} | {used:.1} | {plain:.1} | {added_median_ms:.1} | \
+            {added_p99_ms:.1} | {idle_p99_ms:.0} | {lost:.2} | {number} |\n"
+        );
+    }
+    text
+}
+
+/// Plays settings or worlds; their lines are kept in a file, too.
+fn play<T: DeserializeOwned>(seed: u32, first: u32, count: u32) -> Vec<T> {
+    try_play(seed, first, count).unwrap_or_else(|complaint| panic!("{complaint}"))
+}
+
+fn try_play<T: DeserializeOwned>(seed: u32, first: u32, count: u32) -> Result<Vec<T>, String> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let args =
         ["test", "--locked", "--quiet", "--release", "-p", "mpvpn-tunnel", "--test", "simulation", "--"];
@@ -118,7 +166,8 @@ fn play(seed: u32, first: u32, count: u32) -> Result<Vec<Line>, String> {
         }
     }
     let ended = simulation.wait().map_err(|error| format!("the simulation cannot be waited for: {error}"))?;
-    let path = directory().join("sweep").join(format!("{seed}.jsonl"));
+    let kind = if first >= WORLDS.0 { "worlds-" } else { "" };
+    let path = directory().join("sweep").join(format!("{kind}{seed}.jsonl"));
     let written = fs::create_dir_all(directory().join("sweep")).and_then(|()| fs::write(&path, kept));
     written.map_err(|error| format!("{}: {error}", path.display()))?;
     if !ended.success() || !failed.is_empty() || lines.len() != count as usize {

@@ -11,7 +11,7 @@ use super::LINK_MTU;
 const MAX_BDP_BYTES: f64 = 2e6;
 
 /// Random draws that follow from a seed.
-struct Draw(Rng);
+pub(super) struct Draw(pub(super) Rng);
 
 impl Draw {
     fn below(&mut self, count: usize) -> usize {
@@ -23,7 +23,7 @@ impl Draw {
     }
 
     /// Between two numbers, uniform in their logarithms.
-    fn log(&mut self, least: f64, most: f64) -> f64 {
+    pub(super) fn log(&mut self, least: f64, most: f64) -> f64 {
         (least.ln() + self.0.uniform() * (most / least).ln()).exp()
     }
 }
