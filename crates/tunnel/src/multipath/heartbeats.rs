@@ -63,8 +63,8 @@ const MIN_STEER_INTERVAL: Duration = Duration::from_millis(5);
 /// How long after a path was full, or lost packets, a connection counts as crowded. Smaller: a class whose
 /// packets are far apart gets a connection of its own later. Larger: it gets one without need. Chosen.
 const CROWDED_FOR: Duration = Duration::from_secs(2);
-/// While it lasts, a server reports it again at this interval, as a report may be lost. Smaller: more packets.
-/// Larger: a class connects late if the first report was lost. Chosen.
+/// While it lasts, a server reports it again at this interval, as a report may be lost. Smaller: more
+/// packets. Larger: a class connects late if the first report was lost. Chosen.
 const CROWDED_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A heartbeat to send.
@@ -102,7 +102,7 @@ pub(super) struct Heartbeats {
     /// When a path was last full or lost packets here, when that was last news, and whether the peer's newest
     /// report says so of its paths.
     crowded: Option<Instant>,
-    crowding_told: Option<Instant>,
+    crowding_reported: Option<Instant>,
     peer_crowded: bool,
 }
 
@@ -134,7 +134,7 @@ struct PathProbe {
 impl Heartbeats {
     /// Creates heartbeats that are PINGs.
     pub(super) fn new(role: Role) -> Self {
-        Self { role, reports: None, crowded: None, crowding_told: None, peer_crowded: false }
+        Self { role, reports: None, crowded: None, crowding_reported: None, peer_crowded: false }
     }
 
     /// Sends reports from now on, in this context of the request stream.
@@ -259,10 +259,10 @@ impl Heartbeats {
     /// whether that is news.
     pub(super) fn note_crowded(&mut self, now: Instant) -> bool {
         let is_news = self.crowded.is_none_or(|at| now >= at + CROWDED_FOR)
-            || self.crowding_told.is_none_or(|at| now >= at + CROWDED_REPORT_INTERVAL);
+            || self.crowding_reported.is_none_or(|at| now >= at + CROWDED_REPORT_INTERVAL);
         self.crowded = Some(now);
         if is_news {
-            self.crowding_told = Some(now);
+            self.crowding_reported = Some(now);
             if self.role == Role::Server {
                 self.announce();
             }

@@ -234,8 +234,8 @@ impl MultipathConnection {
         }
     }
 
-    /// Notes whether a link is full, or loses packets, so that other classes would feel what the connection of
-    /// the default class carries for them.
+    /// Notes whether a link is full, or loses packets, so that other classes would feel what the connection
+    /// of the default class carries for them.
     fn note_crowding(&mut self, now: Instant, views: &[PathStats]) {
         if self.shared_links.as_ref().is_some_and(|links| links.class != ClassId::DEFAULT) {
             return;

@@ -85,7 +85,7 @@ struct World {
     world: String,
     load: String,
     flows: u16,
-    way: String,
+    direction: String,
     ceiling_mbit: f64,
     utilisation: f64,
     plain: f64,
@@ -120,12 +120,12 @@ fn table(mut worlds: Vec<World>) -> String {
         |---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
         .to_owned();
     for line in worlds {
-        let World { number, world, load, flows, way, ceiling_mbit, .. } = line;
+        let World { number, world, load, flows, direction, ceiling_mbit, .. } = line;
         let World { added_median_ms, added_p99_ms, idle_p99_ms, .. } = line;
         let [used, plain, lost] =
             [line.utilisation, line.plain, line.lost - line.lost_idle].map(|share| 100.0 * share);
         text += &format!(
-            "| {world} | {load}, {flows} {way} | {ceiling_mbit:.1} | {used:.1} | {plain:.1} | {added_median_ms:.1} | \
+            "| {world} | {load}, {flows} {direction} | {ceiling_mbit:.1} | {used:.1} | {plain:.1} | {added_median_ms:.1} | \
             {added_p99_ms:.1} | {idle_p99_ms:.0} | {lost:.2} | {number} |\n"
         );
     }

@@ -211,7 +211,7 @@ pub(super) fn line(seed: u64, number: u64) -> String {
         "world": name,
         "load": format!("{:?}", setting.load).to_lowercase(),
         "flows": setting.flows,
-        "way": if setting.is_up { "up" } else { "down" },
+        "direction": if setting.is_up { "up" } else { "down" },
         "ceiling_mbit": loaded.ceiling * 8e-6 / loaded.phase.counted.as_secs_f64(),
         "utilisation": delivered / ceiling(&setting, &loaded),
         "plain": plain,
