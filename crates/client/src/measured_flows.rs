@@ -56,8 +56,14 @@ impl MeasuredFlows {
             ));
         };
         let Some(default) = config.class(ClassId::DEFAULT) else { return Err("there are no classes".into()) };
-        let mut class =
-            ClassConfig { id, name: MEASURE_CLASS.to_owned(), tun: None, priority: false, ..default.clone() };
+        let mut class = ClassConfig {
+            id,
+            name: MEASURE_CLASS.to_owned(),
+            tun: None,
+            priority: false,
+            connects_at_once: true,
+            ..default.clone()
+        };
         class.lane = self.request.lane.or(class.lane);
         if !self.request.only.is_empty() {
             (class.prefer, class.exclude) = (Vec::new(), Vec::new());

@@ -9,6 +9,7 @@ mod report;
 mod traffic;
 
 use std::{
+    fs,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -48,7 +49,12 @@ pub(crate) fn run(args: &ClassesArgs) -> Result<ExitCode, LabError> {
     signals::catch_signals();
     println!("A link ({}), a server and a client, in namespaces of this machine.", args.link);
     let lab = Lab::builder().link(args.link.clone()).build()?;
-    let mut vpn = vpn::start(&lab, &VpnOptions::default())?;
+    // A class with a table of its own has a connection also while no link is full.
+    let config = lab.dir().join("client.toml");
+    fs::write(&config, "[[class]]\nname = \"critical\"\n\n[[class]]\nname = \"bulk\"\n")
+        .map_err(LabError::io("write the client's configuration"))?;
+    let client_args = vec!["--config".to_owned(), config.display().to_string()];
+    let mut vpn = vpn::start(&lab, &VpnOptions { client_args, ..VpnOptions::default() })?;
     let run = measure(&lab, &vpn, args)?;
     vpn.stop()?;
     run.print();
