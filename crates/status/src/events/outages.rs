@@ -108,7 +108,9 @@ impl Outages {
             && self.links.insert(subject.clone());
         let known = self.known.get(subject);
         let lasts = known.is_some_and(|known| !known.is_over);
-        let of_server = subject != SERVER && self.known.contains_key(SERVER);
+        // A failure after the server has answered again is a new one.
+        let counts = |server: &Outage| !(server.is_over && matches!(role, Role::Begins(_)));
+        let of_server = subject != SERVER && self.known.get(SERVER).is_some_and(counts);
         let is_link_lost =
             |known: &Outage| matches!(known.event, Event::LinkDown { .. }) && known.is_recent(at);
         let is_detail = match event {

@@ -155,6 +155,21 @@ fn failures_beside_an_outage_that_began_earlier_stay_events() {
 }
 
 #[test]
+fn a_link_that_fails_soon_after_the_server_was_silent_is_an_event() {
+    let events = vec![
+        (0, Event::NoAnswer {}),
+        (1, failed("default", "eth2")),
+        (36, Event::AnswersAgain {}),
+        (37, recovered("default", "eth2", 36)),
+        (3400, failed("default", "eth1")),
+        (3440, failed("critical", "eth1")),
+    ];
+    let (main, details) = main_events(events);
+    assert_eq!((main.len(), details), (2, 4), "{main:?}");
+    assert!(main[1].starts_with("eth1 (path default/eth1/0) failed"), "{main:?}");
+}
+
+#[test]
 fn a_client_that_returns_to_a_server_is_one_event_and_known_outages_are_bounded() {
     let client = |number: usize| crate::events::ClientName {
         user: format!("user-{number}").as_str().into(),
