@@ -219,13 +219,13 @@ struct Drain {
     busy: Option<BusyPeriod>,
 }
 
-/// A time in which packets have waited for the link, so that what it carried is its capacity. A radio link
-/// that pauses carries less than was sent for a while, and what has waited afterwards.
+/// The time since the longest queue: packets have waited for the link, so what has arrived is its capacity. A
+/// radio link that pauses carries nothing for a while, and then what has waited and more.
 #[derive(Clone, Copy, Debug)]
 struct BusyPeriod {
-    /// The estimate before it (bytes/s).
+    /// The estimate before the overload (bytes/s).
     before: f64,
-    /// Bytes that have arrived since, and the time (s).
+    /// Bytes that have arrived, and the time (s).
     delivered: f64,
     time: f64,
 }
@@ -616,12 +616,9 @@ impl CapacityEstimator {
             self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE).unwrap_or(known);
         let min_arrived = self.min_delivery_rate(arrived);
         let before = known;
-        let begins = || BusyPeriod {
-            before,
-            delivered: self.sum_recent(0, |interval| interval.delivered),
-            time: self.sum_recent(0, |interval| interval.duration_at_peer),
-        };
-        let busy = self.drain.and_then(|drain| drain.busy).or_else(|| overload.map(|_| begins()));
+        let since = self.drain.and_then(|drain| drain.busy).map(|busy| busy.before);
+        let busy = since.or(overload.map(|_| before));
+        let busy = busy.map(|before| BusyPeriod { before, delivered: 0.0, time: 0.0 });
         let (known, reason) = match overload {
             Some(carried) => (carried, "less arrives than was sent"),
             // The delivery rate while packets are queued in the own direction is the capacity.
@@ -680,10 +677,13 @@ impl CapacityEstimator {
         let grew = queue > 1.5 * drain.initial_queue + full_queue_threshold(known);
         let longest = drain.longest_queue.max(queue);
         let last = self.recent(0, 1).next().unwrap_or_default();
-        let busy = drain.busy.map(|busy| BusyPeriod {
-            delivered: busy.delivered + last.delivered,
-            time: busy.time + last.duration_at_peer,
-            ..busy
+        let busy = drain.busy.map(|busy| match queue > drain.longest_queue {
+            true => BusyPeriod { delivered: 0.0, time: 0.0, ..busy },
+            false => BusyPeriod {
+                delivered: busy.delivered + last.delivered,
+                time: busy.time + last.duration_at_peer,
+                ..busy
+            },
         });
         self.drain = Some(Drain { longest_queue: longest, busy, ..drain });
         // If the queueing delay of the own direction is known, a long one is a real queue.
@@ -692,7 +692,8 @@ impl CapacityEstimator {
         if queue <= self.low_queue_threshold(known) {
             self.reason = "the queue has drained";
             self.drain = None;
-            let carried = busy.map_or(0.0, |busy| busy.before.min(busy.delivered / busy.time));
+            let carried =
+                busy.map_or(0.0, |busy| busy.before.min(busy.delivered / busy.time.max(f64::MIN_POSITIVE)));
             self.estimate = Some(known.max(carried));
         } else if grew || now >= drain.end && is_own_queue {
             self.start_drain(now, known, queue);
