@@ -14,7 +14,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
+    io::{Errno, retry_on_intr},
     net::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, getsockname, ipproto, recv,
         send, socket_with,
@@ -98,12 +98,8 @@ impl EchoSocket {
             let check = !((sum & 0xffff) + (sum >> 16)) as u16;
             message[2..4].copy_from_slice(&check.to_be_bytes());
         }
-        loop {
-            match send(&self.fd, &message, SendFlags::empty()) {
-                Err(Errno::INTR) => {}
-                sent => return Ok(sent.map(drop)?),
-            }
-        }
+        retry_on_intr(|| send(&self.fd, &message, SendFlags::empty()))?;
+        Ok(())
     }
 
     /// Waits for a reply until `deadline`; `None` if none comes.

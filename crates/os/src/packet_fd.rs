@@ -7,6 +7,7 @@ use std::{io, os::fd::OwnedFd};
 
 use rustix::{
     fs::{FileType, OFlags},
+    io::retry_on_intr,
     net::{RecvFlags, SendFlags, SocketType, sockopt::socket_type},
 };
 
@@ -57,16 +58,13 @@ impl PacketFd {
     /// # Errors
     /// `WouldBlock` if no packet waits, `UnexpectedEof` if the other end is closed.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let result = match self.kind {
-                Kind::Device => rustix::io::read(&self.fd, &mut *buffer),
-                _ => rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty()).map(|(length, _)| length),
-            };
-            match result {
-                Err(rustix::io::Errno::INTR) => {}
-                Ok(0) if self.kind != Kind::Datagrams => return Err(io::ErrorKind::UnexpectedEof.into()),
-                result => return Ok(result?),
-            }
+        let length = retry_on_intr(|| match self.kind {
+            Kind::Device => rustix::io::read(&self.fd, &mut *buffer),
+            _ => rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty()).map(|(length, _)| length),
+        })?;
+        match length {
+            0 if self.kind != Kind::Datagrams => Err(io::ErrorKind::UnexpectedEof.into()),
+            length => Ok(length),
         }
     }
 
@@ -75,16 +73,11 @@ impl PacketFd {
     /// # Errors
     /// `WouldBlock` if the buffer of the kernel is full.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
-        loop {
-            let result = match self.kind {
-                Kind::Device => rustix::io::write(&self.fd, packet),
-                _ => rustix::net::send(&self.fd, packet, SendFlags::NOSIGNAL),
-            };
-            match result {
-                Err(rustix::io::Errno::INTR) => {}
-                result => return Ok(result.map(drop)?),
-            }
-        }
+        retry_on_intr(|| match self.kind {
+            Kind::Device => rustix::io::write(&self.fd, packet),
+            _ => rustix::net::send(&self.fd, packet, SendFlags::NOSIGNAL),
+        })?;
+        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ use bytes::BytesMut;
 use derive_more::Into;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
+    io::{Errno, retry_on_intr},
     net::{
         AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, ipproto,
         sockopt,
@@ -161,13 +161,10 @@ impl TcpSocket {
         if room == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let count = loop {
-            match rustix::net::recv(&self.0, &mut spare[..room], RecvFlags::empty()) {
-                Ok((_, count)) => break count.min(room),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        };
+        let count = retry_on_intr(|| {
+            rustix::net::recv(&self.0, &mut spare[..room], RecvFlags::empty()).map(|(_, count)| count)
+        })?;
+        let count = count.min(room);
         // SAFETY: the kernel wrote `count` bytes, at most the `room` that it was given, to the start of the
         // spare capacity.
         unsafe { buffer.set_len(buffer.len() + count) };
@@ -180,13 +177,8 @@ impl TcpSocket {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if the send buffer is full, or the error that ended the connection.
     pub fn write(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        loop {
-            let mut control = SendAncillaryBuffer::default();
-            match rustix::net::sendmsg(&self.0, pieces, &mut control, SendFlags::NOSIGNAL) {
-                Err(Errno::INTR) => {}
-                result => return Ok(result?),
-            }
-        }
+        let mut control = SendAncillaryBuffer::default();
+        Ok(retry_on_intr(|| rustix::net::sendmsg(&self.0, pieces, &mut control, SendFlags::NOSIGNAL))?)
     }
 
     /// Ends this direction (FIN): the peer reads all that was written, then the end.

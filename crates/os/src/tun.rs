@@ -17,7 +17,10 @@ use std::{
     sync::Mutex,
 };
 
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::retry_on_intr,
+};
 
 use crate::{error::OsError, netlink::Netlink};
 
@@ -214,22 +217,12 @@ impl Tun {
     /// # Errors
     /// `WouldBlock` if no packet waits.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match rustix::io::read(&self.fd, &mut *buffer) {
-                Err(rustix::io::Errno::INTR) => {}
-                result => return Ok(result?),
-            }
-        }
+        Ok(retry_on_intr(|| rustix::io::read(&self.fd, &mut *buffer))?)
     }
 
     /// Writes one packet with its virtio-net header in front, from at most 1024 pieces (IOV_MAX).
     pub fn write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        loop {
-            match rustix::io::writev(&self.fd, pieces) {
-                Err(rustix::io::Errno::INTR) => {}
-                result => return Ok(result?),
-            }
-        }
+        Ok(retry_on_intr(|| rustix::io::writev(&self.fd, pieces))?)
     }
 }
 
