@@ -81,17 +81,7 @@ impl LinkSource {
 
 /// A link of an app counts as up.
 fn interface_info(given: &GivenLink) -> LinkInfo {
-    LinkInfo {
-        index: 0,
-        name: given.name.clone(),
-        up: true,
-        carrier: true,
-        mtu: given.mtu,
-        kind: None,
-        loopback: false,
-        parent: None,
-        vlan: None,
-    }
+    LinkInfo { name: given.name.clone(), up: true, carrier: true, mtu: given.mtu, ..LinkInfo::default() }
 }
 
 impl InterfaceSnapshot {

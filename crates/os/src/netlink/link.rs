@@ -7,7 +7,7 @@ use netlink_packet_route::{
 use serde::{Deserialize, Serialize};
 
 /// An interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkInfo {
     /// The interface index.
     pub index: u32,
@@ -80,14 +80,10 @@ fn from_message(message: &LinkMessage) -> LinkInfo {
     let flags = message.header.flags;
     let mut link = LinkInfo {
         index: message.header.index,
-        name: String::new(),
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::Up | LinkFlags::Running | LinkFlags::LowerUp),
-        mtu: 0,
-        kind: None,
         loopback: flags.contains(LinkFlags::Loopback),
-        parent: None,
-        vlan: None,
+        ..LinkInfo::default()
     };
     for attribute in &message.attributes {
         match attribute {
