@@ -91,6 +91,7 @@ impl Watchdog {
 }
 
 /// The service manager that has started this process, if one has.
+#[derive(Default)]
 pub struct ServiceManager {
     socket: Option<NotifySocket>,
     watchdog: Option<Watchdog>,
@@ -125,15 +126,7 @@ impl ServiceManager {
             next: now,
             loops: Vec::new(),
         });
-        Self {
-            socket: None,
-            watchdog,
-            is_ready: false,
-            status: String::new(),
-            status_at: None,
-            unsent: String::new(),
-            retry_at: None,
-        }
+        Self { watchdog, ..Self::default() }
     }
 
     /// Signs of life depend on this thread, too, from now on.
