@@ -46,7 +46,7 @@ impl ChunkReader for noq_proto::Chunks<'_> {
 }
 
 /// The receiving side of one bulk stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ReceiveStream {
     /// The offset of the next byte to deliver.
     next: u64,
@@ -66,15 +66,7 @@ struct ReceiveStream {
 
 impl ReceiveStream {
     fn new(next: u64) -> Self {
-        Self {
-            next,
-            held: BTreeMap::new(),
-            bytes: 0,
-            end: None,
-            reader_waits: true,
-            ack_pending: false,
-            last_acked: 0,
-        }
+        Self { next, reader_waits: true, ..Self::default() }
     }
 
     /// Keeps out-of-order data, if it is new.
