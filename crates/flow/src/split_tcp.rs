@@ -164,7 +164,7 @@ pub struct ConnectionSummary {
     pub last_active: Instant,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Slot {
     generation: u32,
     flow: Option<Box<Flow>>,
@@ -284,15 +284,7 @@ impl SplitTcpProxy {
         let first = self.initial_sequence_number(now, &key);
         let flow = Flow::new(now, key, syn, packet.bytes(), first, self.limit());
         let at = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot {
-                generation: 0,
-                flow: None,
-                armed: None,
-                queued: false,
-                readable_reported: false,
-                writable_awaited: false,
-                held: 0,
-            });
+            self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
         self.slots[at as usize].flow = Some(Box::new(flow));

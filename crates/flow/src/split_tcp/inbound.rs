@@ -18,7 +18,7 @@ const MAX_CHUNK: usize = 64 << 10;
 ///
 /// Always holds: no byte is accepted twice, nor beyond the announced window, whose right edge never moves
 /// back.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Inbound {
     /// The next expected byte (RCV.NXT).
     pub(super) next: Seq,
@@ -44,18 +44,7 @@ impl Inbound {
     /// After a SYN with the sequence number `first`, which may be followed by `window` bytes.
     pub(super) fn new(first: Seq, window: usize, scale: u8) -> Self {
         let next = first.plus(1);
-        Self {
-            next,
-            edge: next.plus(window),
-            scale,
-            chunks: VecDeque::new(),
-            tail: BytesMut::new(),
-            waiting: 0,
-            out_of_order: Vec::new(),
-            end: None,
-            ended: false,
-            end_read: false,
-        }
+        Self { next, edge: next.plus(window), scale, ..Self::default() }
     }
 
     /// Whether all bytes up to the FIN were read; if so, the reader knows of the end now.

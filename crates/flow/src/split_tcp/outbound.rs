@@ -38,7 +38,7 @@ pub(super) enum TimeoutResult {
 ///
 /// A local link loses packets only in a full device queue, so there is no congestion window; after a loss
 /// everything from there on is sent again (go-back-N).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Outbound {
     /// The first unacknowledged byte (SND.UNA).
     una: Seq,
@@ -76,22 +76,11 @@ impl Outbound {
             una: next,
             next,
             top: next,
-            window: 0,
             window_from: theirs,
             scale,
             mss,
-            sent: VecDeque::new(),
-            unsent: VecDeque::new(),
-            held: 0,
-            waiting: 0,
-            end: false,
-            end_sent: false,
-            end_acked: false,
-            duplicate_acks: 0,
-            probe: false,
             rto: INITIAL_RTO,
-            timeouts: 0,
-            deadline: None,
+            ..Self::default()
         }
     }
 

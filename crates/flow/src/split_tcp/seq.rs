@@ -1,5 +1,5 @@
 /// A TCP sequence number; comparison is modulo 2^32 (RFC 9293 §3.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seq(pub(super) u32);
 
 impl Seq {
