@@ -126,9 +126,10 @@ pub enum ClientError {
 }
 
 /// State of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientState {
     /// Connecting or reconnecting.
+    #[default]
     Connecting,
     /// The server knows this client and refuses it; the client asks again by itself.
     Refused,
@@ -148,7 +149,7 @@ pub struct Outage {
 }
 
 /// Status of a client.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ClientReport {
     /// State of the tunnel.
     pub state: ClientState,

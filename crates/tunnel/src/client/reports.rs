@@ -8,12 +8,11 @@ use std::collections::VecDeque;
 
 use super::{Assignment, ClientEvent, ClientReport, ClientState};
 use crate::{
-    SecretSharing, TrafficCounters, TrafficRates,
+    SecretSharing, TrafficCounters,
     events::{Changes, ClientChange},
     handshake::MAX_REFUSED_BACKOFF,
     multipath::MultipathConnection,
 };
-use mpvpn_quic::HandshakeCounters;
 use mpvpn_types::{Duration, Instant};
 
 #[derive(Debug, Default)]
@@ -100,23 +99,11 @@ impl Reports {
         ClientReport {
             state,
             reason: self.down_reason.clone(),
-            outage: None,
             assignment: self.assignment.clone(),
             resumed: self.resumed,
             counters: self.closed_counters,
-            rates: TrafficRates::default(),
             drops: self.closed_drops,
-            sojourn: Duration::ZERO,
-            queued_bytes: 0,
-            handshakes: HandshakeCounters::default(),
-            resequencing: None,
-            peer_cc: None,
-            per_flow: false,
-            stream_flows: 0,
-            udp_flows: 0,
-            datagram_flows: 0,
-            paths: Vec::new(),
-            mtu: 0,
+            ..ClientReport::default()
         }
     }
 }
