@@ -12,8 +12,8 @@ use hyper_util::rt::TokioIo;
 use mpvpn_error::RunError;
 use mpvpn_http::limiter::Slot;
 use mpvpn_masque::{
-    connect::Authority,
-    connect_udp::{self, ConnectUdp},
+    connect::{Authority, Connect},
+    connect_udp,
     extensions::{self, Extensions},
     headers::Headers,
     request::Rejection,
@@ -33,7 +33,7 @@ const HTTPS: u16 = 443;
 
 /// Whether a valid request is CONNECT-UDP to the very server that received it.
 pub(super) fn is_to_itself(headers: &Headers) -> bool {
-    let Ok(ConnectUdp { target, .. }) = connect_udp::parse_request(headers) else { return false };
+    let Ok(Connect { target, .. }) = connect_udp::parse_request(headers) else { return false };
     headers.authority().and_then(authority_of) == Some(target)
 }
 

@@ -101,7 +101,7 @@ pub fn credentials(headers: &Headers) -> Option<String> {
 /// A well-formed request; the server decides whether to grant it.
 #[derive(Clone, derive_more::Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// The target of the connection.
+    /// The target of the connection, or of the UDP payloads.
     pub target: Authority,
     /// See [`credentials`].
     #[debug("{:?}", credentials.as_ref().map(|_| "(hidden)"))]

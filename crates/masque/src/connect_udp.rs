@@ -5,7 +5,7 @@
 //! Always holds: nothing is authorized here; names are not resolved and credentials not verified.
 
 use crate::{
-    connect::{self, Authority, Host, ProxyError},
+    connect::{self, Authority, Connect, Host, ProxyError},
     headers::Headers,
     request::{self, Rejection, RequestKind},
     template::Template,
@@ -30,23 +30,13 @@ pub fn request(authority: &str, path: &str, credentials: Option<&str>) -> Header
     headers
 }
 
-/// A well-formed request; the server decides whether to grant it.
-#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
-pub struct ConnectUdp {
-    /// The destination of the UDP payloads.
-    pub target: Authority,
-    /// See [`connect::credentials`].
-    #[debug("{:?}", credentials.as_ref().map(|_| "(hidden)"))]
-    pub credentials: Option<String>,
-}
-
 /// Parses a request whose header section is valid ([`Headers::validate`]), for a server with the default
 /// template.
 ///
 /// # Errors
 /// 501 for another kind of CONNECT, 405 for another method, 404 for another path, 400 for an invalid host or
 /// port, or for header fields that are forbidden with capsules.
-pub fn parse_request(headers: &Headers) -> Result<ConnectUdp, Rejection> {
+pub fn parse_request(headers: &Headers) -> Result<Connect, Rejection> {
     match request::classify(headers)? {
         RequestKind::ConnectUdp => {}
         RequestKind::Other => return Err(Rejection::new(405, "expected CONNECT with :protocol connect-udp")),
@@ -64,7 +54,7 @@ pub fn parse_request(headers: &Headers) -> Result<ConnectUdp, Rejection> {
         return Err(Rejection::new(400, "a colon in the path is not percent-encoded"));
     }
     let target = Authority { host: parse_host(&host)?, port: parse_port(&port)? };
-    Ok(ConnectUdp { target, credentials: connect::credentials(headers) })
+    Ok(Connect { target, credentials: connect::credentials(headers) })
 }
 
 /// "target_host supports using DNS names, IPv6 literals and IPv4 literals. Note that IPv6 scoped addressing
@@ -108,7 +98,7 @@ mod tests {
     use crate::headers::Section;
     use proptest::prelude::*;
 
-    fn parse(path: &str) -> Result<ConnectUdp, Rejection> {
+    fn parse(path: &str) -> Result<Connect, Rejection> {
         parse_request(&request("proxy.example", path, None))
     }
 

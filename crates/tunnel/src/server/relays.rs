@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use mpvpn_masque::{
-    connect::{self, ProxyError},
+    connect::{self, Authority, Connect, ProxyError},
     h3::{self, H3Error},
     headers::Headers,
     request::Rejection,
@@ -25,7 +25,7 @@ impl Server {
         stream: StreamId,
         headers: &Headers,
     ) {
-        let (user, to) = match self.look_at_connect(id, headers) {
+        let (user, to) = match self.user_and_target(id, connect::parse_request(headers)) {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
@@ -34,12 +34,13 @@ impl Server {
         self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
     }
 
-    fn look_at_connect(
+    /// The user who sends a request for a TCP connection or a UDP flow, and its target.
+    pub(super) fn user_and_target(
         &mut self,
         id: ConnectionHandle,
-        headers: &Headers,
-    ) -> Result<(String, connect::Authority), Rejection> {
-        let request = connect::parse_request(headers)?;
+        request: Result<Connect, Rejection>,
+    ) -> Result<(String, Authority), Rejection> {
+        let request = request?;
         Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
     }
 

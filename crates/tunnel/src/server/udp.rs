@@ -5,11 +5,10 @@
 
 use bytes::Bytes;
 use mpvpn_masque::{
-    connect::{Authority, ProxyError},
+    connect::ProxyError,
     connect_udp,
     h3::{self, Event as HttpEvent, code},
     headers::Headers,
-    request::Rejection,
 };
 use mpvpn_quic::{Connection, ConnectionHandle, StreamId};
 use mpvpn_types::Instant;
@@ -26,7 +25,7 @@ impl Server {
         stream: StreamId,
         headers: &Headers,
     ) {
-        let (user, to) = match self.look_at_connect_udp(id, headers) {
+        let (user, to) = match self.user_and_target(id, connect_udp::parse_request(headers)) {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
@@ -40,15 +39,6 @@ impl Server {
             pass_payload_on(now, limits.as_deref_mut(), &mut self.udp_in, udp, payload);
         }
         self.release_limited(now, id);
-    }
-
-    fn look_at_connect_udp(
-        &mut self,
-        id: ConnectionHandle,
-        headers: &Headers,
-    ) -> Result<(String, Authority), Rejection> {
-        let request = connect_udp::parse_request(headers)?;
-        Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
     }
 
     /// Handles an HTTP/3 event of the stream of a flow.
