@@ -72,11 +72,7 @@ impl Text for ForwardedPorts {
     fn read(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` is not a protocol and a port, as in tcp/8443 or udp/5000-5010");
         let (protocol, ports) = text.split_once('/').ok_or_else(wrong)?;
-        let protocol = match protocol {
-            "tcp" => PortProtocol::Tcp,
-            "udp" => PortProtocol::Udp,
-            _ => return Err(wrong()),
-        };
+        let protocol = protocol.parse().map_err(|_| wrong())?;
         let ports = Ports::read(ports)?;
         Ok(Self { protocol, range: (*ports.range().start(), *ports.range().end()) })
     }

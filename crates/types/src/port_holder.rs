@@ -2,24 +2,21 @@
 
 use std::net::SocketAddr;
 
-/// The protocol of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PortProtocol {
-    /// UDP.
-    Udp,
-    /// TCP.
-    Tcp,
+use crate::word_enum;
+
+word_enum! {
+    /// The protocol of a port, as firewalls write it.
+    #[derive(PartialOrd, Ord)]
+    pub enum PortProtocol {
+        /// UDP.
+        #[default]
+        Udp = "udp",
+        /// TCP.
+        Tcp = "tcp",
+    }
 }
 
 impl PortProtocol {
-    /// As firewalls write it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Tcp => "tcp",
-        }
-    }
-
     /// As sentences have it.
     pub fn in_capitals(self) -> &'static str {
         match self {
