@@ -166,27 +166,22 @@ impl<'de, T: Text, const NUMBERS: bool, const FILLED: bool> Visitor<'de> for Man
 /// Implements [`Text`] for enums whose values are words.
 #[macro_export]
 macro_rules! text_of_words {
-    ($($name:ty),+ $(,)?) => {$(
-        impl $crate::values::Text for $name {
-            const EXPECTED: &'static str = Self::EXPECTED;
-            const EXAMPLE: &'static str = Self::WORDS[0].0;
-            const WORDS: &'static [(&'static str, &'static str)] = Self::WORDS;
-
-            fn read(text: &str) -> ::std::result::Result<Self, ::std::string::String> {
-                <Self as ::std::str::FromStr>::from_str(text).map_err(|error| error.to_string())
-            }
+    ($($name:ty),+ $(,)?) => {
+        $crate::text_of_parsed! {
+            $($name: Self::EXPECTED, as in Self::WORDS[0].0, one of Self::WORDS;)+
         }
-    )+};
+    };
 }
 
 /// Implements [`Text`] for types that [`FromStr`] parses, each with
 /// the expected text and an example.
 #[macro_export]
 macro_rules! text_of_parsed {
-    ($($name:ty: $expected:literal, as in $example:literal;)+) => {$(
+    ($($name:ty: $expected:expr, as in $example:expr $(, one of $words:expr)?;)+) => {$(
         impl $crate::values::Text for $name {
             const EXPECTED: &'static str = $expected;
             const EXAMPLE: &'static str = $example;
+            $(const WORDS: &'static [(&'static str, &'static str)] = $words;)?
 
             fn read(text: &str) -> ::std::result::Result<Self, ::std::string::String> {
                 <Self as ::std::str::FromStr>::from_str(text).map_err(|error| error.to_string())
