@@ -9,6 +9,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use derive_more::Display;
 use mpvpn_types::{Tier, Transport};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -149,14 +150,17 @@ impl TcpMeasurement {
 }
 
 /// Network address translation towards this server. Translation towards other destinations is not measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, JsonSchema, Serialize)]
+#[display(rename_all = "lowercase")]
 #[serde(rename_all = "kebab-case")]
 pub enum NatKind {
     /// The server sees the address and ports of this machine.
     None,
     /// The server sees another address with the same ports.
+    #[display("keeps ports")]
     KeepsPorts,
     /// The server sees another address with other ports.
+    #[display("changes ports")]
     ChangesPorts,
     /// The server does not report what it sees.
     Unknown,
@@ -174,15 +178,6 @@ impl NatKind {
         match known.iter().all(|(ip, _, far)| *ip == Some(far.ip().to_canonical())) {
             true => Self::None,
             false => Self::KeepsPorts,
-        }
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::KeepsPorts => "keeps ports",
-            Self::ChangesPorts => "changes ports",
-            Self::Unknown => "unknown",
         }
     }
 }
@@ -215,7 +210,8 @@ pub enum TokenCheck {
 }
 
 /// Transport of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, JsonSchema, Serialize)]
+#[display(rename_all = "UPPERCASE")]
 #[serde(rename_all = "kebab-case")]
 pub enum ChosenTransport {
     /// QUIC over UDP.
@@ -225,18 +221,8 @@ pub enum ChosenTransport {
     /// QUIC inside HTTP/2 over Multipath TCP.
     Mptcp,
     /// No transport works.
+    #[display("nothing")]
     Nothing,
-}
-
-impl ChosenTransport {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Udp => "UDP",
-            Self::Tcp => "TCP",
-            Self::Mptcp => "MPTCP",
-            Self::Nothing => "nothing",
-        }
-    }
 }
 
 impl LinkCheck {
@@ -358,7 +344,7 @@ pub fn render(check: &CheckReport, width: usize) -> String {
             link.name.clone(),
             udp.map_or_else(none, |found| format!("{:.1} ms", found.ms)),
             udp.map_or_else(none, |found| found.mtu.to_string()),
-            udp.map_or_else(none, |found| found.nat.as_str().to_owned()),
+            udp.map_or_else(none, |found| found.nat.to_string()),
             tcp.map_or_else(none, |found| format!("{:.1} ms", found.ms())),
             tcp.map_or_else(none, |found| check.mptcp(found).to_owned()),
             match link.credentials {
@@ -366,7 +352,7 @@ pub fn render(check: &CheckReport, width: usize) -> String {
                 TokenCheck::Refused => "refused".to_owned(),
                 TokenCheck::Unknown => none(),
             },
-            link.chosen.as_str().to_owned(),
+            link.chosen.to_string(),
             link.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
         ]);
     }
@@ -374,7 +360,7 @@ pub fn render(check: &CheckReport, width: usize) -> String {
     let table = fit(&text, width);
     text = "\n".to_owned();
     for link in &check.links {
-        let _ = writeln!(text, "{}: {}, because {}", link.name, link.chosen.as_str(), link.why);
+        let _ = writeln!(text, "{}: {}, because {}", link.name, link.chosen, link.why);
         for (what, error) in [
             ("UDP", link.udp.works().is_none().then(|| link.udp.error())),
             ("TCP", link.tcp.works().is_none().then(|| link.tcp.error())),

@@ -7,7 +7,6 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -57,18 +56,13 @@ pub struct Entry {
 }
 
 /// An event with the end of its sentence. The sentence is made when someone reads it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, derive_more::Display, PartialEq)]
+#[display("{event}{end}")]
 pub struct Sentence {
     /// The event, with the figures of the last time.
     pub event: Event,
     /// The outage that it ended, and how long that lasted; empty if it ended none.
     end: Box<str>,
-}
-
-impl fmt::Display for Sentence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.event, self.end)
-    }
 }
 
 impl Serialize for Sentence {
