@@ -24,19 +24,11 @@ const ALWAYS_TOLERATED_LOSSES: u32 = 2;
 /// come. Chosen.
 const CLEAN_SAMPLES_BEFORE_CUBIC: u32 = 2;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, derive_more::Display, PartialEq, Eq)]
+#[display(rename_all = "lowercase")]
 enum KernelController {
     Bbr,
     Cubic,
-}
-
-impl KernelController {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Bbr => "bbr",
-            Self::Cubic => "cubic",
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -79,8 +71,9 @@ impl ControllerSelector {
 /// permit it, the connection keeps the other.
 pub async fn adapt_congestion_control(socket: impl AsFd) -> Infallible {
     let set = |controller: KernelController| {
-        if let Err(error) = set_congestion_control(&socket, controller.name()) {
-            tracing::debug!(controller = controller.name(), %error, "cannot set the congestion controller of a TCP connection");
+        let controller = controller.to_string();
+        if let Err(error) = set_congestion_control(&socket, &controller) {
+            tracing::debug!(controller, %error, "cannot set the congestion controller of a TCP connection");
         }
     };
     set(KernelController::Bbr);
