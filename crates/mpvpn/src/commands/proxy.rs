@@ -35,21 +35,8 @@ pub(crate) struct Proxy {
 }
 
 /// Options that only apply with a TUN device.
-const OF_A_TUN: &[&str] = &[
-    "tun_name",
-    "lane",
-    "routes",
-    "keep_routes",
-    "dns",
-    "dns_local",
-    "kill_switch",
-    "kill_switch_lan",
-    "share",
-    "announce",
-    "accept_from",
-    "masquerade",
-    "shards",
-];
+const OF_A_TUN: &str = "tun_name lane routes keep_routes dns dns_local kill_switch kill_switch_lan share \
+    announce accept_from masquerade shards";
 
 fn hide(arg: clap::Arg) -> clap::Arg {
     let arg = match arg.get_id().as_str() {
@@ -68,7 +55,7 @@ fn hide(arg: clap::Arg) -> clap::Arg {
         ),
         _ => arg,
     };
-    let is_hidden = OF_A_TUN.contains(&arg.get_id().as_str());
+    let is_hidden = OF_A_TUN.split(' ').any(|name| name == arg.get_id().as_str());
     arg.hide(is_hidden)
 }
 
