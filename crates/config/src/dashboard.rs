@@ -5,6 +5,8 @@ use std::{net::SocketAddr, path::PathBuf};
 use mpvpn_identity::cert_files::CertFiles;
 use mpvpn_input::{Error, Result};
 
+use crate::site::cert_files;
+
 /// The dashboard of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientDashboard {
@@ -21,22 +23,7 @@ impl ClientDashboard {
         cert: Option<PathBuf>,
         key: Option<PathBuf>,
     ) -> Result<Option<Self>> {
-        let cert = match (cert, key) {
-            (Some(cert), Some(key)) => Some(CertFiles { cert, key }),
-            (None, None) => None,
-            (Some(_), None) => {
-                return Err(Error::usage(
-                    "--dashboard-cert is given without --dashboard-key",
-                    "add --dashboard-key PEM",
-                ));
-            }
-            (None, Some(_)) => {
-                return Err(Error::usage(
-                    "--dashboard-key is given without --dashboard-cert",
-                    "add --dashboard-cert PEM",
-                ));
-            }
-        };
+        let cert = cert_files("dashboard-", cert, key)?;
         match address {
             None if cert.is_some() => Err(Error::usage(
                 "--dashboard-cert is given without --dashboard",

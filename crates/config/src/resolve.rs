@@ -44,7 +44,7 @@ use crate::{
     route::RouteRule,
     service::{self, Rights, ServerMode},
     shards::Shards,
-    site::Site,
+    site::{Site, cert_files},
     via::{self, ViaOption, ViaProxy},
     words::{AuthMode, Confine, LogLevel, Nat, ReloadMode, Routes, SharedNetwork, Tcp},
 };
@@ -291,7 +291,7 @@ impl ServerConfig {
             listen,
             old_clients: options.old_clients,
             service,
-            cert: cert_files(options.cert, options.key)?,
+            cert: cert_files("", options.cert, options.key)?,
             more_certs: options.certificate,
             acme,
             proxy_protocol_from: options.proxy_protocol_from,
@@ -423,7 +423,7 @@ impl ClientConfig {
         Ok(Self {
             server,
             trust,
-            cert: cert_files(options.cert, options.key)?,
+            cert: cert_files("", options.cert, options.key)?,
             token: options.token,
             token_file: options.token_file,
             paths,
@@ -536,15 +536,6 @@ fn check_client_ca(auth: AuthMode, client_ca: Option<&Path>, crl: Option<&Path>)
             Err(Error::usage("--crl is given without --client-ca", "add --auth mtls --client-ca PEM"))
         }
         _ => Ok(()),
-    }
-}
-
-fn cert_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<CertFiles>> {
-    match (cert, key) {
-        (Some(cert), Some(key)) => Ok(Some(CertFiles { cert, key })),
-        (None, None) => Ok(None),
-        (Some(_), None) => Err(Error::usage("--cert is given without --key", "add --key PEM")),
-        (None, Some(_)) => Err(Error::usage("--key is given without --cert", "add --cert PEM")),
     }
 }
 

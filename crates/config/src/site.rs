@@ -10,6 +10,7 @@ use serde::{Deserialize, de::Deserializer};
 
 use mpvpn_identity::cert_files::CertFiles;
 use mpvpn_input::{
+    Error,
     rules::Prefix,
     values::{One, Text},
 };
@@ -145,6 +146,24 @@ pub(super) struct CertificateTable {
 pub(super) fn certificates<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<CertFiles>, D::Error> {
     let files = |table: CertificateTable| CertFiles { cert: table.cert, key: table.key };
     Ok(Vec::<CertificateTable>::deserialize(from)?.into_iter().map(files).collect())
+}
+
+/// A certificate and its key by the options `cert` and `key`, whose names have a prefix.
+pub(super) fn cert_files(
+    prefix: &str,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+) -> mpvpn_input::Result<Option<CertFiles>> {
+    let missing = |given: &str, other: &str| {
+        let why = format!("--{prefix}{given} is given without --{prefix}{other}");
+        Err(Error::usage(why, format!("add --{prefix}{other} PEM")))
+    };
+    match (cert, key) {
+        (Some(cert), Some(key)) => Ok(Some(CertFiles { cert, key })),
+        (None, None) => Ok(None),
+        (Some(_), None) => missing("cert", "key"),
+        (None, Some(_)) => missing("key", "cert"),
+    }
 }
 
 /// For clap: a network.
