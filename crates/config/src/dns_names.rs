@@ -16,13 +16,8 @@ use super::dns::ServerDns;
 const MAX_ADDRESSES: usize = 8;
 
 /// An address of a name.
+#[derive(derive_more::Into)]
 pub struct NameAddress(IpAddr);
-
-impl From<NameAddress> for IpAddr {
-    fn from(address: NameAddress) -> Self {
-        address.0
-    }
-}
 
 impl Text for NameAddress {
     const EXPECTED: &'static str = "an address in quotes, as in \"192.168.7.2\"";
