@@ -23,7 +23,7 @@ pub use steering::{KernelMatch, Mark, SteeringRule};
 pub use table::ClassTables;
 
 /// The settings of a class of traffic.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassConfig {
     /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file. The
     /// number stays the same when the file is read again.
@@ -82,26 +82,7 @@ impl ClassConfig {
     }
 
     fn new(id: ClassId, name: String) -> Self {
-        Self {
-            id,
-            name,
-            lane: None,
-            cc: None,
-            scheduler: None,
-            copies: 1,
-            fec: Fec::Off,
-            weight: weight(4),
-            min: None,
-            max: None,
-            dscp: None,
-            prefer: Vec::new(),
-            exclude: Vec::new(),
-            only: Vec::new(),
-            tun: None,
-            priority: false,
-            pinned: false,
-            connects_at_once: false,
-        }
+        Self { id, name, copies: 1, weight: weight(4), ..Self::default() }
     }
 
     fn excludes(&self, link: &str) -> bool {
