@@ -4,7 +4,7 @@
 //! the order of evaluation ([`BypassRule`]). Always holds: a rule has a condition, so that none sends
 //! everything past the tunnel; one that can never decide is refused with its line of the file.
 
-use std::{borrow::Cow, net::IpAddr, ops::Range};
+use std::{net::IpAddr, ops::Range};
 
 use ipnet::IpNet;
 use mpvpn_class::{Rule, Rules, UnreachableReason};
@@ -13,7 +13,7 @@ use mpvpn_input::{
     rules::{Ports, Prefix},
     values::{Filled, FilledOrNumbers, One, Text},
 };
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::JsonSchema;
 use serde::{Deserialize, de::Deserializer};
 use toml::Spanned;
 
@@ -21,7 +21,7 @@ use crate::{
     classes::{
         KernelMatch, RuleOrigin,
         steering::{Ingress, Mark, Vlan},
-        table::{Domain, Protocol},
+        table::{Domain, Protocol, packet_conditions},
     },
     dns_names::NameAddress,
     file::SourceText,
@@ -175,22 +175,7 @@ struct Table {
 impl<'de> Deserialize<'de> for Entry {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let fields = Table::deserialize(from)?;
-        let ranges = |list: Vec<Ports>| list.into_iter().map(Ports::range).collect();
-        let rule = Rule {
-            protocols: fields.protocol.iter().flat_map(|protocol| protocol.numbers()).copied().collect(),
-            from: fields.from,
-            to: fields.to,
-            from_ports: ranges(fields.from_ports),
-            ports: ranges(fields.ports),
-            dscp: fields.dscp.into_iter().map(|dscp| dscp.0).collect(),
-            domains: fields.domain.into_iter().map(|domain| domain.0).collect(),
-            ..Rule::default()
-        };
-        let kernel_match = KernelMatch {
-            marks: fields.mark,
-            vlans: fields.vlan.into_iter().map(|vlan| vlan.0).collect(),
-            ingress: fields.ingress.into_iter().map(|name| name.0).collect(),
-        };
+        let (rule, kernel_match) = packet_conditions!(fields);
         Ok(Self(BypassRule {
             // It is filled in with the rest of the file.
             origin: RuleOrigin::BuiltIn(""),
@@ -206,30 +191,14 @@ impl<'de> Deserialize<'de> for Entry {
 }
 
 /// The tables `[[bypass]]` of a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(inline)]
+#[serde(transparent)]
 pub struct BypassTables {
+    #[schemars(with = "Vec<Table>")]
     tables: Vec<Spanned<Entry>>,
+    #[serde(skip)]
     source: SourceText,
-}
-
-impl<'de> Deserialize<'de> for BypassTables {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Self { tables: Vec::deserialize(from)?, source: SourceText::default() })
-    }
-}
-
-impl JsonSchema for BypassTables {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "bypasses".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Vec::<Table>::json_schema(generator)
-    }
 }
 
 impl OrFallback for BypassTables {

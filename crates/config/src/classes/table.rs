@@ -1,11 +1,11 @@
 //! Parses the tables `[[class]]` and `[[class.match]]`.
 
-use std::{borrow::Cow, ops::Range};
+use std::ops::Range;
 
 use ipnet::IpNet;
 use mpvpn_class::{DomainPattern, MAX_COPIES, Rule};
 use mpvpn_types::{ClassName, Fec, Portion, Weight};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::JsonSchema;
 use serde::{
     Deserialize,
     de::{Deserializer, Error},
@@ -28,9 +28,12 @@ use mpvpn_path::Scheduler;
 use mpvpn_types::{CongestionControl, FlowMode};
 
 /// The tables `[[class]]` of a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(inline)]
+#[serde(transparent)]
 pub struct ClassTables {
     pub(crate) tables: Vec<Table>,
+    #[serde(skip)]
     pub(crate) source: SourceText,
 }
 
@@ -38,26 +41,6 @@ impl ClassTables {
     /// Whether a class sends its TCP connections as streams.
     pub(crate) fn takes_streams(&self) -> bool {
         self.tables.iter().any(|table| table.lane == Some(FlowMode::Stream))
-    }
-}
-
-impl<'de> Deserialize<'de> for ClassTables {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Self { tables: Vec::deserialize(from)?, source: SourceText::default() })
-    }
-}
-
-impl JsonSchema for ClassTables {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "classes".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Vec::<Table>::json_schema(generator)
     }
 }
 
@@ -277,25 +260,34 @@ struct MatchTable {
     ingress: Vec<Ingress>,
 }
 
-impl<'de> Deserialize<'de> for MatchEntry {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let fields = MatchTable::deserialize(from)?;
+/// The conditions of a parsed `[[class.match]]` or `[[bypass]]`, as a [`Rule`] and for the kernel.
+macro_rules! packet_conditions {
+    ($fields:ident) => {{
         let ranges = |list: Vec<Ports>| list.into_iter().map(Ports::range).collect();
         let rule = Rule {
-            protocols: fields.protocol.iter().flat_map(|protocol| protocol.numbers()).copied().collect(),
-            from: fields.from,
-            to: fields.to,
-            from_ports: ranges(fields.from_ports),
-            ports: ranges(fields.ports),
-            dscp: fields.dscp.into_iter().map(|dscp| dscp.0).collect(),
-            domains: fields.domain.into_iter().map(|domain| domain.0).collect(),
+            protocols: $fields.protocol.iter().flat_map(|protocol| protocol.numbers()).copied().collect(),
+            from: $fields.from,
+            to: $fields.to,
+            from_ports: ranges($fields.from_ports),
+            ports: ranges($fields.ports),
+            dscp: $fields.dscp.into_iter().map(|dscp| dscp.0).collect(),
+            domains: $fields.domain.into_iter().map(|domain| domain.0).collect(),
             ..Rule::default()
         };
         let kernel_match = KernelMatch {
-            marks: fields.mark,
-            vlans: fields.vlan.into_iter().map(|vlan| vlan.0).collect(),
-            ingress: fields.ingress.into_iter().map(|name| name.0).collect(),
+            marks: $fields.mark,
+            vlans: $fields.vlan.into_iter().map(|vlan| vlan.0).collect(),
+            ingress: $fields.ingress.into_iter().map(|name| name.0).collect(),
         };
+        (rule, kernel_match)
+    }};
+}
+pub(crate) use packet_conditions;
+
+impl<'de> Deserialize<'de> for MatchEntry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let fields = MatchTable::deserialize(from)?;
+        let (rule, kernel_match) = packet_conditions!(fields);
         Ok(Self { rule, kernel_match })
     }
 }
