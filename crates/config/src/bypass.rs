@@ -24,9 +24,8 @@ use crate::{
         table::{Domain, Protocol, packet_conditions},
     },
     dns_names::NameAddress,
-    file::SourceText,
+    file::{OrFallback, SourceText},
     links::Dscp,
-    options::OrFallback,
 };
 
 /// The most rules. Each new connection is compared with all of them, and nft takes a script of some
@@ -202,17 +201,12 @@ pub struct BypassTables {
 }
 
 impl OrFallback for BypassTables {
-    fn or_fallback(self, fallback: Self) -> Self {
-        if self.tables.is_empty() { fallback } else { self }
+    fn is_given(&self) -> bool {
+        !self.tables.is_empty()
     }
 }
 
 impl BypassTables {
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.tables.is_empty()
-    }
-
     pub(crate) fn set_source(&mut self, source: SourceText) {
         self.source = source;
     }

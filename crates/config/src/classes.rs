@@ -14,7 +14,11 @@ use derive_more::Display;
 use mpvpn_class::{BUILT_IN_RULES, BULK, BuiltInRule, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
-use super::{LinkConfig, SharedNetwork, file::SourceText, links::is_match};
+use super::{
+    LinkConfig, SharedNetwork,
+    file::{OrFallback, SourceText},
+    links::is_match,
+};
 use mpvpn_input::Result;
 use mpvpn_path::Scheduler;
 use mpvpn_types::{CongestionControl, FlowMode};
@@ -151,12 +155,13 @@ pub(super) struct ClassContext<'a> {
     pub(super) share: &'a [SharedNetwork],
 }
 
-impl ClassTables {
-    /// These tables, or `fallback` if there are none.
-    pub(super) fn or_fallback(self, fallback: Self) -> Self {
-        if self.tables.is_empty() { fallback } else { self }
+impl OrFallback for ClassTables {
+    fn is_given(&self) -> bool {
+        !self.tables.is_empty()
     }
+}
 
+impl ClassTables {
     pub(super) fn set_source(&mut self, source: SourceText) {
         self.source = source;
     }

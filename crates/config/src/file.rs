@@ -155,3 +155,40 @@ pub(super) fn line_of(text: &str, at: usize) -> usize {
 fn floor_char(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
+
+/// An option that may be missing, in one of two layers of options.
+pub(super) trait OrFallback: Sized {
+    /// Whether it is there.
+    fn is_given(&self) -> bool;
+
+    /// This option, or `fallback` if this one is missing.
+    fn or_fallback(self, fallback: Self) -> Self {
+        if self.is_given() { self } else { fallback }
+    }
+}
+
+impl<T> OrFallback for Option<T> {
+    fn is_given(&self) -> bool {
+        self.is_some()
+    }
+}
+
+impl<T> OrFallback for Vec<T> {
+    fn is_given(&self) -> bool {
+        !self.is_empty()
+    }
+}
+
+impl OrFallback for bool {
+    fn is_given(&self) -> bool {
+        *self
+    }
+}
+
+/// The key of the first of these options that is given.
+macro_rules! first_given {
+    ($options:expr; $($field:ident $key:literal)+) => {
+        [$(($options.$field.is_given(), $key)),+].iter().find(|(is_given, _)| *is_given).map(|(_, key)| *key)
+    };
+}
+pub(super) use first_given;

@@ -17,7 +17,7 @@ use super::{
     classes::ClassTables,
     dns::{DnsOption, ServerDnsOption},
     dns_names::DnsName,
-    file::{ConfigFile, SourceText},
+    file::{ConfigFile, OrFallback, SourceText},
     forward::ForwardRule,
     lane::LaneRule,
     limits::LimitRule,
@@ -577,30 +577,6 @@ impl ConfigFile for ClientOptions {
     fn set_source(&mut self, source: SourceText) {
         self.class.set_source(source.clone());
         self.bypass.set_source(source);
-    }
-}
-
-/// An option that may be missing, in one of two layers of options.
-pub(super) trait OrFallback {
-    /// This option, or `fallback` if this one is missing.
-    fn or_fallback(self, fallback: Self) -> Self;
-}
-
-impl<T> OrFallback for Option<T> {
-    fn or_fallback(self, fallback: Self) -> Self {
-        self.or(fallback)
-    }
-}
-
-impl<T> OrFallback for Vec<T> {
-    fn or_fallback(self, fallback: Self) -> Self {
-        if self.is_empty() { fallback } else { self }
-    }
-}
-
-impl OrFallback for bool {
-    fn or_fallback(self, fallback: Self) -> Self {
-        self || fallback
     }
 }
 

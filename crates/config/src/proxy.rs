@@ -5,7 +5,11 @@
 use std::{net::SocketAddr, path::Path};
 
 use super::{ClientOptions, Shards};
-use crate::{bypass::BypassTables, defaults::first_repeated, resolve::ClientConfig};
+use crate::{
+    defaults::first_repeated,
+    file::{OrFallback, first_given},
+    resolve::ClientConfig,
+};
 use mpvpn_input::{Error, Result, dirs, role::Role};
 use mpvpn_types::FlowMode;
 
@@ -66,34 +70,15 @@ impl ClientConfig {
             ));
         }
         let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
-        let api_socket = match options.api_socket.clone() {
-            Some(path) => path,
-            None => mpvpn_input::role::user_socket(Role::Client, &name)?,
-        };
+        let api_socket = options.api_socket.clone();
+        let api_socket =
+            api_socket.map_or_else(|| mpvpn_input::role::user_socket(Role::Client, &name), Ok)?;
         let state_dir = options.state_dir.clone().unwrap_or_else(dirs::state_dir);
         let options = ClientOptions {
-            tun_name: None,
-            lane: None,
-            routes: None,
-            keep_routes: Vec::new(),
-            dns: Vec::new(),
-            dns_local: Vec::new(),
-            kill_switch: false,
-            kill_switch_lan: None,
-            share: Vec::new(),
-            announce: Vec::new(),
-            accept_from: Vec::new(),
-            masquerade: false,
-            forward: Vec::new(),
-            bypass: BypassTables::default(),
-            route: Vec::new(),
-            tun_persist: false,
-            tun_carrier: false,
-            shards: None,
             name: Some(name),
             api_socket: Some(api_socket),
             state_dir: Some(state_dir),
-            ..options
+            ..without_tun_only(options)
         };
         let mut config =
             Self { proxies, lane: FlowMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? };
@@ -117,29 +102,26 @@ impl ClientConfig {
     }
 }
 
-/// The first given option that only applies with a TUN device.
-pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
-    let given = [
-        (options.tun_name.is_some(), "tun-name"),
-        (options.lane.is_some(), "lane"),
-        (options.routes.is_some(), "routes"),
-        (!options.keep_routes.is_empty(), "keep-routes"),
-        (!options.dns.is_empty(), "dns"),
-        (!options.dns_local.is_empty(), "dns-local"),
-        (options.kill_switch, "kill-switch"),
-        (options.kill_switch_lan.is_some(), "kill-switch-lan"),
-        (!options.share.is_empty(), "share"),
-        (!options.announce.is_empty(), "announce"),
-        (!options.accept_from.is_empty(), "accept-from"),
-        (options.masquerade, "masquerade"),
-        (!options.forward.is_empty(), "forward"),
-        (!options.bypass.is_empty(), "bypass"),
-        (!options.route.is_empty(), "route"),
-        (options.tun_persist, "tun-persist"),
-        (options.tun_carrier, "tun-carrier"),
-        (options.shards.is_some(), "shards"),
-    ];
-    given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
+/// Defines the functions about these options, which have their keys behind them.
+macro_rules! tun_only_options {
+    ($($field:ident $key:literal)+) => {
+        /// The first given option that only applies with a TUN device.
+        pub(super) fn tun_only_option(options: &ClientOptions) -> Option<&'static str> {
+            first_given!(options; $($field $key)+)
+        }
+
+        /// The options without those that only apply with a TUN device.
+        fn without_tun_only(options: ClientOptions) -> ClientOptions {
+            ClientOptions { $($field: Default::default(),)+ ..options }
+        }
+    };
+}
+
+tun_only_options! {
+    tun_name "tun-name" lane "lane" routes "routes" keep_routes "keep-routes" dns "dns" dns_local "dns-local"
+    kill_switch "kill-switch" kill_switch_lan "kill-switch-lan" share "share" announce "announce"
+    accept_from "accept-from" masquerade "masquerade" forward "forward" bypass "bypass" route "route"
+    tun_persist "tun-persist" tun_carrier "tun-carrier" shards "shards"
 }
 
 #[cfg(test)]

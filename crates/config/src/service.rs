@@ -3,7 +3,10 @@
 
 use std::{net::SocketAddr, path::Path};
 
-use super::{ServerOptions, file};
+use super::{
+    ServerOptions,
+    file::{self, OrFallback, first_given},
+};
 use crate::{
     defaults::{DEFAULT_LISTEN, SERVER_FILE},
     resolve::ServerConfig,
@@ -104,10 +107,8 @@ pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> R
 /// Fills in the defaults that differ without a TUN device.
 pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<ServerOptions> {
     let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
-    let api_socket = match options.api_socket.clone() {
-        Some(path) => path,
-        None => mpvpn_input::role::user_socket(Role::Server, &name)?,
-    };
+    let api_socket = options.api_socket.clone();
+    let api_socket = api_socket.map_or_else(|| mpvpn_input::role::user_socket(Role::Server, &name), Ok)?;
     let mut listen = options.listen.clone();
     if listen.is_empty() && !rights.port_443 {
         listen = vec![SocketAddr::new(DEFAULT_LISTEN.ip(), UNPRIVILEGED_PORT)];
@@ -123,20 +124,10 @@ pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<Serv
 
 /// The first given option that only applies with a TUN device.
 fn tun_only_option(options: &ServerOptions) -> Option<&'static str> {
-    let given = [
-        (options.subnet.is_some(), "subnet"),
-        (options.subnet6.is_some(), "subnet6"),
-        (options.tun_name.is_some(), "tun-name"),
-        (options.nat.is_some(), "nat"),
-        (!options.routes.is_empty(), "routes"),
-        (!options.dns.is_empty(), "dns"),
-        (options.dns_domain.is_some(), "dns-domain"),
-        (!options.forward.is_empty(), "forward"),
-        (options.max_clients.is_some(), "max-clients"),
-        (options.isolate, "isolate"),
-        (options.measure, "measure"),
-    ];
-    given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
+    first_given!(options;
+        subnet "subnet" subnet6 "subnet6" tun_name "tun-name" nat "nat" routes "routes" dns "dns"
+        dns_domain "dns-domain" forward "forward" max_clients "max-clients" isolate "isolate" measure "measure"
+    )
 }
 
 #[cfg(test)]
