@@ -9,6 +9,7 @@
 use std::{convert::Infallible, future::pending, os::fd::AsFd};
 
 use mpvpn_os::tcp::{SegmentCounters, set_congestion_control};
+use mpvpn_types::CongestionControl;
 use tokio::time::{Duration, sleep};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -24,27 +25,20 @@ const ALWAYS_TOLERATED_LOSSES: u32 = 2;
 /// come. Chosen.
 const CLEAN_SAMPLES_BEFORE_CUBIC: u32 = 2;
 
-#[derive(Clone, Copy, Debug, derive_more::Display, PartialEq, Eq)]
-#[display(rename_all = "lowercase")]
-enum KernelController {
-    Bbr,
-    Cubic,
-}
-
 #[derive(Debug)]
 struct ControllerSelector {
-    controller: KernelController,
+    controller: CongestionControl,
     clean_samples: u32,
     previous: SegmentCounters,
 }
 
 impl ControllerSelector {
     fn new(previous: SegmentCounters) -> Self {
-        Self { controller: KernelController::Bbr, clean_samples: 0, previous }
+        Self { controller: CongestionControl::Bbr, clean_samples: 0, previous }
     }
 
     /// Takes the counters; returns the controller to change to, if any.
-    fn on_sample(&mut self, now: SegmentCounters) -> Option<KernelController> {
+    fn on_sample(&mut self, now: SegmentCounters) -> Option<CongestionControl> {
         let segments = now.segments.wrapping_sub(self.previous.segments);
         let retransmitted = now.retransmitted.wrapping_sub(self.previous.retransmitted);
         let spurious = now.spurious.wrapping_sub(self.previous.spurious);
@@ -54,10 +48,10 @@ impl ControllerSelector {
             && (lost <= ALWAYS_TOLERATED_LOSSES || lost <= segments / SEGMENTS_PER_TOLERATED_LOSS);
         self.clean_samples = if is_clean { self.clean_samples + 1 } else { 0 };
         let controller = match self.controller {
-            KernelController::Bbr if self.clean_samples >= CLEAN_SAMPLES_BEFORE_CUBIC => {
-                KernelController::Cubic
+            CongestionControl::Bbr if self.clean_samples >= CLEAN_SAMPLES_BEFORE_CUBIC => {
+                CongestionControl::Cubic
             }
-            KernelController::Cubic if !is_clean => KernelController::Bbr,
+            CongestionControl::Cubic if !is_clean => CongestionControl::Bbr,
             controller => controller,
         };
         (controller != self.controller).then(|| {
@@ -70,13 +64,13 @@ impl ControllerSelector {
 /// Adapts the congestion controller of `socket`, for ever. If the kernel lacks a controller or does not
 /// permit it, the connection keeps the other.
 pub async fn adapt_congestion_control(socket: impl AsFd) -> Infallible {
-    let set = |controller: KernelController| {
-        let controller = controller.to_string();
-        if let Err(error) = set_congestion_control(&socket, &controller) {
+    let set = |controller: CongestionControl| {
+        let controller = controller.as_str();
+        if let Err(error) = set_congestion_control(&socket, controller) {
             tracing::debug!(controller, %error, "cannot set the congestion controller of a TCP connection");
         }
     };
-    set(KernelController::Bbr);
+    set(CongestionControl::Bbr);
     if let Ok(previous) = SegmentCounters::of(&socket) {
         let mut selector = ControllerSelector::new(previous);
         loop {
@@ -97,7 +91,7 @@ mod tests {
     fn decisions(
         selector: &mut ControllerSelector,
         samples: &[(u32, u32, u32)],
-    ) -> Vec<Option<KernelController>> {
+    ) -> Vec<Option<CongestionControl>> {
         let look = |&(segments, retransmitted, spurious): &(u32, u32, u32)| {
             let previous = selector.previous;
             selector.on_sample(SegmentCounters {
@@ -120,7 +114,7 @@ mod tests {
     #[test]
     fn a_download_without_losses_changes_to_cubic_and_its_end_back() {
         let samples = [(900, 40, 0), (900, 0, 0), (900, 1, 0), (900, 0, 0), (10, 0, 0), (10, 0, 0)];
-        let wanted = [None, None, Some(KernelController::Cubic), None, Some(KernelController::Bbr), None];
+        let wanted = [None, None, Some(CongestionControl::Cubic), None, Some(CongestionControl::Bbr), None];
         assert_eq!(decisions(&mut new(), &samples), wanted);
     }
 
@@ -129,7 +123,7 @@ mod tests {
         let samples =
             [(900, 0, 0), (900, 0, 0), (900, 9, 9), (100_000, 80, 0), (900, 12, 1), (900, 9, 0), (900, 0, 0)];
         let wanted =
-            [None, Some(KernelController::Cubic), None, None, Some(KernelController::Bbr), None, None];
+            [None, Some(CongestionControl::Cubic), None, None, Some(CongestionControl::Bbr), None, None];
         assert_eq!(decisions(&mut new(), &samples), wanted);
     }
 
