@@ -25,7 +25,8 @@ impl Server {
         stream: StreamId,
         headers: &Headers,
     ) {
-        let (user, to) = match self.user_and_target(id, connect::parse_request(headers)) {
+        let asked = connect::parse_request(headers).and_then(|request| self.user_and_target(id, request));
+        let (user, to) = match asked {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
@@ -38,9 +39,8 @@ impl Server {
     pub(super) fn user_and_target(
         &mut self,
         id: ConnectionHandle,
-        request: Result<Connect, Rejection>,
+        request: Connect,
     ) -> Result<(String, Authority), Rejection> {
-        let request = request?;
         Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
     }
 

@@ -25,7 +25,8 @@ impl Server {
         stream: StreamId,
         headers: &Headers,
     ) {
-        let (user, to) = match self.user_and_target(id, connect_udp::parse_request(headers)) {
+        let asked = connect_udp::parse_request(headers).and_then(|request| self.user_and_target(id, request));
+        let (user, to) = match asked {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
