@@ -230,6 +230,12 @@ struct BusyPeriod {
     time: f64,
 }
 
+impl BusyPeriod {
+    fn new(before: f64) -> Self {
+        Self { before, delivered: 0.0, time: 0.0 }
+    }
+}
+
 /// The current decision about a link's capacity, for log events. Rates in bytes/s, times in s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CapacityDecision {
@@ -616,9 +622,8 @@ impl CapacityEstimator {
             self.backlogged_delivery_rate(0, RECENT_INTERVALS, PARTLY_BACKLOGGED_SHARE).unwrap_or(known);
         let min_arrived = self.min_delivery_rate(arrived);
         let before = known;
-        let since = self.drain.and_then(|drain| drain.busy).map(|busy| busy.before);
-        let busy = since.or(overload.map(|_| before));
-        let busy = busy.map(|before| BusyPeriod { before, delivered: 0.0, time: 0.0 });
+        let before_overload = self.drain.and_then(|drain| drain.busy).map(|busy| busy.before);
+        let busy = before_overload.or(overload.map(|_| before)).map(BusyPeriod::new);
         let (known, reason) = match overload {
             Some(carried) => (carried, "less arrives than was sent"),
             // The delivery rate while packets are queued in the own direction is the capacity.
@@ -678,7 +683,7 @@ impl CapacityEstimator {
         let longest = drain.longest_queue.max(queue);
         let last = self.recent(0, 1).next().unwrap_or_default();
         let busy = drain.busy.map(|busy| match queue > drain.longest_queue {
-            true => BusyPeriod { delivered: 0.0, time: 0.0, ..busy },
+            true => BusyPeriod::new(busy.before),
             false => BusyPeriod {
                 delivered: busy.delivered + last.delivered,
                 time: busy.time + last.duration_at_peer,
