@@ -65,14 +65,15 @@ impl Model {
         let known = random.measured().map_or(UNKNOWN, |share| (share * FIXED_POINT_ONE) as u64);
         shared.random_loss.store(known, Relaxed);
         let kind = self.kind() as u8;
+        // All paths share one queue, so the newest measurement of any says how long it is.
+        let rtt = Duration::from_nanos(shared.rtt.load(Relaxed));
+        let late = Duration::from_nanos(shared.answer_delay.load(Relaxed));
         shared.for_all(|path| {
             let (window, pacing) = match &self.inner {
                 Inner::Bbr(bbr) => {
                     // Random loss takes its share of what this path sends.
                     let lost = path.random_loss().map_or(0.0, compensated);
                     let rate = (self.delivery.rate as f64 / (1.0 - lost)) as u64;
-                    let rtt = Duration::from_nanos(path.rtt.load(Relaxed));
-                    let late = Duration::from_nanos(path.answer_delay.load(Relaxed));
                     (bbr.window(rate, late), bbr.pacing_rate(rate, rtt))
                 }
                 Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
