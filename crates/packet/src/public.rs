@@ -8,56 +8,31 @@ use std::{
     sync::LazyLock,
 };
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv6Net};
 
-/// IPv4 networks that are not public (RFC 6890), and a public address that reaches the host of a virtual
-/// machine.
-const PRIVATE_V4: [Ipv4Net; 11] = [
-    v4([0, 0, 0, 0], 8),
-    v4([10, 0, 0, 0], 8),
-    v4([100, 64, 0, 0], 10),
-    v4([127, 0, 0, 0], 8),
-    v4([169, 254, 0, 0], 16),
-    v4([172, 16, 0, 0], 12),
-    v4([192, 0, 0, 0], 24),
-    v4([192, 168, 0, 0], 16),
-    // Multicast, and reserved addresses.
-    v4([224, 0, 0, 0], 4),
-    v4([240, 0, 0, 0], 4),
-    // The host agent of Azure. Other clouds use link-local or shared addresses for theirs.
-    v4([168, 63, 129, 16], 32),
-];
+/// Networks that are not public (RFC 6890), and a public address that reaches the host of a virtual machine:
+/// the host agent of Azure. Other clouds use link-local or shared addresses for theirs. Those of IPv6 begin
+/// with unspecified, loopback, and deprecated IPv4-compatible addresses, and those of local translation
+/// (RFC 8215).
+static PRIVATE_NETWORKS: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
+    networks(
+        "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 \
+         192.168.0.0/16 224.0.0.0/4 240.0.0.0/4 168.63.129.16/32 \
+         ::/32 64:ff9b:1::/48 fc00::/7 fe80::/10 fec0::/10 ff00::/8",
+    )
+});
 
-/// IPv6 networks that are not public (RFC 6890).
-const PRIVATE_V6: [Ipv6Net; 6] = [
-    // Unspecified, loopback, and deprecated IPv4-compatible addresses.
-    v6([0, 0, 0, 0], 32),
-    // Local-use IPv4/IPv6 translation (RFC 8215).
-    v6([0x64, 0xff9b, 1, 0], 48),
-    v6([0xfc00, 0, 0, 0], 7),
-    v6([0xfe80, 0, 0, 0], 10),
-    v6([0xfec0, 0, 0, 0], 10),
-    v6([0xff00, 0, 0, 0], 8),
-];
-
-const fn v4(ip: [u8; 4], length: u8) -> Ipv4Net {
-    Ipv4Net::new_assert(Ipv4Addr::from_octets(ip), length)
-}
-
-const fn v6(ip: [u16; 4], length: u8) -> Ipv6Net {
-    Ipv6Net::new_assert(Ipv6Addr::new(ip[0], ip[1], ip[2], ip[3], 0, 0, 0, 0), length)
+/// The networks of a list, which are separated by spaces.
+fn networks(list: &str) -> Vec<IpNet> {
+    list.split(' ').filter_map(|net| net.parse().ok()).collect()
 }
 
 /// Whether an address is public: not private, loopback, link-local, multicast, carrier-grade NAT (RFC 6598),
 /// unspecified, unique local or reserved, and not an IPv6 form of such an IPv4 address (mapped, translated by
 /// RFC 6052, 6to4). Documentation networks count as public, because test labs use them.
 pub fn is_public(ip: IpAddr) -> bool {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => !PRIVATE_V4.iter().any(|net| net.contains(&ip)),
-        IpAddr::V6(v6) => {
-            !PRIVATE_V6.iter().any(|net| net.contains(&v6)) && embedded_ipv4(ip).is_none_or(is_public)
-        }
-    }
+    let ip = ip.to_canonical();
+    !PRIVATE_NETWORKS.iter().any(|net| net.contains(&ip)) && embedded_ipv4(ip).is_none_or(is_public)
 }
 
 /// The IPv4 address that `ip` embeds: of a NAT64 translator (64:ff9b::/96, RFC 6052) or a 6to4 relay
@@ -89,25 +64,11 @@ pub fn embedding_networks(net: &IpNet) -> Vec<Ipv6Net> {
 /// (RFC 1122, RFC 4291), hosts of its links (RFC 3927, RFC 4291, multicast), and metadata of clouds, which
 /// give the rights of the machine that asks (Azure, Alibaba, AWS, Google; most are link-local).
 pub static MACHINE_ONLY_NETWORKS: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
-    const V4: [Ipv4Net; 6] = [
-        v4([0, 0, 0, 0], 8),
-        v4([127, 0, 0, 0], 8),
-        v4([169, 254, 0, 0], 16),
-        v4([168, 63, 129, 16], 32),
-        v4([100, 100, 100, 200], 32),
-        v4([224, 0, 0, 0], 4),
-    ];
-    const V6: [Ipv6Net; 5] = [
-        // With the IPv4 addresses that are written as IPv6 ones.
-        v6([0, 0, 0, 0], 32),
-        v6([0xfe80, 0, 0, 0], 10),
-        v6([0xff00, 0, 0, 0], 8),
-        Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), 128),
-        Ipv6Net::new_assert(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
-    ];
-    let v4 = V4.map(IpNet::V4);
-    let embedding = v4.iter().flat_map(embedding_networks).chain(V6).map(IpNet::V6);
-    v4.iter().copied().chain(embedding).collect()
+    let v4 = networks("0.0.0.0/8 127.0.0.0/8 169.254.0.0/16 168.63.129.16/32 100.100.100.200/32 224.0.0.0/4");
+    // The first has the IPv4 addresses that are written as IPv6 ones.
+    let v6 = networks("::/32 fe80::/10 ff00::/8 fd00:ec2::254/128 fd20:ce::254/128");
+    let embedding: Vec<IpNet> = v4.iter().flat_map(embedding_networks).map(IpNet::V6).collect();
+    [v4, embedding, v6].concat()
 });
 
 /// Whether an address is of the [`MACHINE_ONLY_NETWORKS`].
@@ -156,6 +117,12 @@ mod tests {
         {
             assert!(!has(ip) && !is_machine_only(ip.parse().unwrap()), "{ip}");
         }
+    }
+
+    #[test]
+    fn no_network_of_a_list_is_left_out() {
+        let (private, machine_only) = (PRIVATE_NETWORKS.len(), MACHINE_ONLY_NETWORKS.len());
+        assert_eq!((private, machine_only), (17, 6 + 2 * 6 + 5));
     }
 
     #[test]
