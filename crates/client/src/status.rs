@@ -120,7 +120,7 @@ pub(crate) fn client_status(
             ..with_counters(Class::new(&class.name), report.counters)
         });
         add_resequencing(&mut status.resequencing, report.resequencing.map(resequencing_of));
-        status.handshakes.get_or_insert_default().add(handshakes_of(report.handshakes));
+        *status.handshakes.get_or_insert_default() += handshakes_of(report.handshakes);
         status.flows.stream += report.stream_flows as u64;
         status.flows.udp += report.udp_flows as u64;
         status.flows.datagram += report.datagram_flows as u64;
@@ -224,7 +224,7 @@ pub(crate) fn add_shard_status(status: &mut Status, member: Status) {
     status.flows.datagram += member.flows.datagram;
     add_resequencing(&mut status.resequencing, member.resequencing);
     if let Some(handshakes) = member.handshakes {
-        status.handshakes.get_or_insert_default().add(handshakes);
+        *status.handshakes.get_or_insert_default() += handshakes;
     }
 }
 

@@ -91,7 +91,7 @@ fn sums_of_classes(reports: &[SessionReport]) -> BTreeMap<&str, ClassSum> {
     for report in reports {
         let name = if report.class.is_empty() { DEFAULT_CLASS } else { &report.class };
         let sum = sums.entry(name).or_default();
-        sum.counters.add(report.counters);
+        sum.counters += report.counters;
         sum.tx_bps += report.rates.tx.bps();
         sum.rx_bps += report.rates.rx.bps();
         sum.drops += report.drops;

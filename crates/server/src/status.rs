@@ -36,7 +36,7 @@ pub(crate) fn add_server_counters(status: &mut Status, shards: &[ServerCounters]
     let mut handshakes = Handshakes::default();
     let mut refused: BTreeMap<u16, u64> = BTreeMap::new();
     for counters in shards {
-        handshakes.add(handshakes_of(counters.handshakes));
+        handshakes += handshakes_of(counters.handshakes);
         counters.refused.iter().for_each(|(status, count)| *refused.entry(*status).or_default() += count);
     }
     status.handshakes = Some(handshakes);
@@ -66,7 +66,7 @@ pub(crate) fn add_traffic(
     user: String,
     carried: TrafficCounters,
 ) {
-    users.entry(user).or_default().add(carried);
+    *users.entry(user).or_default() += carried;
 }
 
 fn class_of_server(name: &str) -> Class {

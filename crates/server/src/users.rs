@@ -280,11 +280,11 @@ impl UserList {
         for report in sessions {
             let (sessions, carried) = open.entry(&report.user).or_default();
             sessions.extend(report.session);
-            carried.add(report.counters);
+            *carried += report.counters;
         }
         let carried = |name: &str| {
             let mut all = departed.get(name).copied().unwrap_or_default();
-            all.add(open.get(name).map(|(_, carried)| *carried).unwrap_or_default());
+            all += open.get(name).map(|(_, carried)| *carried).unwrap_or_default();
             all
         };
         let (now, users) = (SystemTime::now(), self.users.now());

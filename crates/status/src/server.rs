@@ -1,10 +1,11 @@
 //! Handshakes, and requests that a server refused, in the status.
 
+use derive_more::AddAssign;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// QUIC handshakes since the start of the process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(AddAssign, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Handshakes {
     /// Completed handshakes.
@@ -16,16 +17,6 @@ pub struct Handshakes {
     pub retried: u64,
     /// Attempts to connect that a server dropped, because there were too many.
     pub dropped: u64,
-}
-
-impl Handshakes {
-    /// Adds those of another connection or thread.
-    pub fn add(&mut self, other: Self) {
-        self.completed += other.completed;
-        self.failed += other.failed;
-        self.retried += other.retried;
-        self.dropped += other.dropped;
-    }
 }
 
 /// The memory of a server. Where more is allocated than may be, the user for whom most is held loses

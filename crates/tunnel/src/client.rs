@@ -617,7 +617,7 @@ impl Client {
         if session.up {
             (report.state, report.reason) = (ClientState::Up, String::new());
         }
-        report.counters.add(session.multipath.traffic.counters);
+        report.counters += session.multipath.traffic.counters;
         report.rates = session.multipath.traffic.rates(now);
         report.udp_flows = session.udp.flows.len();
         report.drops += session.multipath.drops();

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{BufMut, Bytes};
+use derive_more::AddAssign;
 use mpvpn_packet::Arena;
 use mpvpn_types::{Duration, Instant, PathId, target::FEC};
 
@@ -25,7 +26,7 @@ pub const FULL_PATH_WAIT_FACTOR: u32 = 3;
 const MAX_REPAIR_AGE: Duration = Duration::from_millis(100);
 
 /// Counters of the sender, of one path or of all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(AddAssign, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncoderStats {
     /// Source packets in groups.
     pub protected: u64,
@@ -33,14 +34,6 @@ pub struct EncoderStats {
     pub repair_packets: u64,
     /// Bytes of repair packets.
     pub repair_bytes: u64,
-}
-
-impl EncoderStats {
-    fn add(&mut self, other: Self) {
-        self.protected += other.protected;
-        self.repair_packets += other.repair_packets;
-        self.repair_bytes += other.repair_bytes;
-    }
 }
 
 /// Puts packets into groups, and makes repair packets for them.
@@ -139,7 +132,7 @@ impl GroupEncoder {
     /// Keeps no counters of this path any more, which is closed.
     pub fn on_path_closed(&mut self, path: PathId) {
         self.set_plan(path, None);
-        self.closed.add(self.unprotected.remove(&path).unwrap_or_default());
+        self.closed += self.unprotected.remove(&path).unwrap_or_default();
     }
 
     /// Whether packets of any path are protected.
@@ -263,7 +256,7 @@ impl GroupEncoder {
     pub fn stats(&self) -> EncoderStats {
         let mut all = self.closed;
         let protected = self.paths.values().map(|protected| &protected.stats);
-        protected.chain(self.unprotected.values()).for_each(|stats| all.add(*stats));
+        protected.chain(self.unprotected.values()).for_each(|stats| all += *stats);
         all
     }
 

@@ -90,7 +90,7 @@ impl Reports {
 
     /// Adds the counters of a connection that is closed.
     pub(super) fn add_closed(&mut self, multipath: &MultipathConnection) {
-        self.closed_counters.add(multipath.traffic.counters);
+        self.closed_counters += multipath.traffic.counters;
         self.closed_drops += multipath.drops();
     }
 

@@ -3,10 +3,11 @@
 //! In: bytes of inner IP packets and of streams that are sent or received. Out: counters, rates, and the time
 //! of the last data. Always holds: counters only grow.
 
+use derive_more::AddAssign;
 use mpvpn_types::{BitRate, Duration, Instant};
 
 /// Counters of a tunnel in bytes of inner IP packets, stream data and UDP payloads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(AddAssign, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCounters {
     /// Bytes sent.
     pub tx_bytes: u64,
@@ -16,16 +17,6 @@ pub struct TrafficCounters {
     pub reinjected_bytes: u64,
     /// TCP acknowledgements that were not sent because a later one superseded them while they waited.
     pub superseded_acks: u64,
-}
-
-impl TrafficCounters {
-    /// Adds the counters of another connection.
-    pub fn add(&mut self, other: Self) {
-        self.tx_bytes += other.tx_bytes;
-        self.rx_bytes += other.rx_bytes;
-        self.reinjected_bytes += other.reinjected_bytes;
-        self.superseded_acks += other.superseded_acks;
-    }
 }
 
 /// Minimum time over which rates are averaged. Smaller: bursts show as rates. Larger: changes show late.
