@@ -115,18 +115,21 @@ pub fn reaches(testbed: &Testbed, from: Host, to: &str) {
 }
 
 impl Pings {
-    /// The longest time without a reply between two moments; the times before the first and after the last
-    /// reply count.
+    /// The longest time between two moments in which a ping had no reply; the times before the first and
+    /// after the last reply count. Between replies to two pings in a row `ping` may have sent nothing, as the
+    /// machine had no time for it: there the round trip of the second counts at most.
     pub fn longest_gap(&self, from: SystemTime, to: SystemTime) -> Duration {
         let (from, to) = (unix(from), unix(to));
-        let in_namespace = self.answers.iter().map(|answer| answer.at).filter(|at| (from..to).contains(at));
-        let mut last = from;
+        let (mut last, mut last_number) = (from, None);
         let mut longest: f64 = 0.0;
-        for at in in_namespace.chain([to]) {
-            longest = longest.max(at - last);
-            last = at;
+        for Answer { at, rtt_ms, number } in
+            self.answers.iter().filter(|answer| (from..to).contains(&answer.at))
+        {
+            let asked = if last_number == Some(number - 1) { rtt_ms / 1000.0 } else { f64::INFINITY };
+            longest = longest.max((at - last).min(asked));
+            (last, last_number) = (*at, Some(*number));
         }
-        Duration::from_secs_f64(longest)
+        Duration::from_secs_f64(longest.max(to - last))
     }
 
     /// Number of unanswered pings before the last answered one.
@@ -200,5 +203,20 @@ mod tests {
         assert_eq!(pings.missing(), 0, "ping 3 may have been lost, or ping may have ended before its reply");
         assert!((pings.median_rtt_ms() - 25.5).abs() < 1e-9);
         assert!((pings.loss_pct() - 33.333).abs() < 0.01);
+    }
+
+    #[test]
+    fn time_in_which_ping_sent_nothing_is_no_gap() {
+        let text = "[100.50] 64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=25.0 ms\n\
+                    [100.80] 64 bytes from 10.0.0.1: icmp_seq=2 ttl=64 time=27.0 ms\n\
+                    [101.00] 64 bytes from 10.0.0.1: icmp_seq=3 ttl=64 time=190.0 ms\n\
+                    [101.15] 64 bytes from 10.0.0.1: icmp_seq=5 ttl=64 time=25.0 ms\n\
+                    5 packets transmitted, 4 received, 20% packet loss, time 11ms\n";
+        let pings = parse(text);
+        let at = |seconds: f64| SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds);
+        let gap = |from, to| (pings.longest_gap(at(from), at(to)).as_secs_f64() * 1000.0).round();
+        assert_eq!(gap(100.49, 100.81), 27.0, "ping 2 was answered at once, and none was sent before");
+        assert_eq!(gap(100.49, 101.01), 190.0, "ping 3 waited");
+        assert_eq!(gap(101.0, 101.16), 150.0, "ping 4 was lost");
     }
 }
