@@ -14,7 +14,7 @@ use mpvpn_path::TransportHealth;
 use mpvpn_report::flows;
 use mpvpn_status::{FlowList, Status, events::Event};
 use mpvpn_threads::event_loop::{EventLoop, Iteration, has_waited_long};
-use mpvpn_tunnel::{Assignment, ClassConnections, ConnectionNumber, Heard, LinkPolicy};
+use mpvpn_tunnel::{Assignment, ClassConnections, ConnectionNumber, Heard, LinkPolicy, OtherServers};
 use mpvpn_types::{LinkId, Tier};
 
 use super::{
@@ -22,6 +22,7 @@ use super::{
     connection_factory::ConnectionFactory,
     device::Devices,
     events::ShardEvents,
+    servers::ServerAccess,
     sockets::LinkSockets,
     transports::{LinkTransports, TransportChange},
 };
@@ -33,6 +34,8 @@ pub(super) struct DataPlane {
     pub(super) connections: ClassConnections,
     pub(super) classes: Classes,
     pub(super) connection_factory: ConnectionFactory,
+    /// In shard 0 of a client with several servers.
+    pub(super) other_servers: Option<OtherServers>,
     pub(super) sockets: LinkSockets,
     pub(super) policies: LinkPolicies,
     pub(super) transports: LinkTransports,
@@ -62,8 +65,12 @@ impl DataPlane {
 
     /// When [`Self::handle_ready`] must be called.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let all =
-            [self.connections.poll_timeout(now), self.sockets.poll_timeout(), self.transports.next_update];
+        let all = [
+            self.connections.poll_timeout(now),
+            self.sockets.poll_timeout(),
+            self.transports.next_update,
+            self.other_servers.as_mut().and_then(OtherServers::poll_timeout),
+        ];
         all.into_iter().flatten().min()
     }
 
@@ -96,7 +103,9 @@ impl DataPlane {
                     let after = |connections: &mut ClassConnections| {
                         written |= write_received_packets(event_loop, now, connections, devices);
                     };
-                    let arrived = self.sockets.on_ready(&event_loop.poller, *event, connections, now, after);
+                    let others = self.other_servers.as_mut();
+                    let arrived =
+                        self.sockets.on_ready(&event_loop.poller, *event, connections, others, now, after);
                     stalled |= arrived.is_some_and(|at| has_waited_long(at, now));
                 }
                 _ => {}
@@ -120,6 +129,9 @@ impl DataPlane {
             self.read_class(now, event.token);
         }
         self.connections.handle_timeout(now);
+        if let Some(others) = &mut self.other_servers {
+            others.handle_timeout(now);
+        }
         if self.sockets.is_rescan_due(now) {
             self.rescan(event_loop, now, prepare)?;
         }
@@ -204,7 +216,10 @@ impl DataPlane {
 
     /// Sends everything that is due: packets, received packets to the device, and events.
     pub(super) fn transmit(&mut self, event_loop: &EventLoop, now: Instant) {
-        self.sockets.transmit(&event_loop.poller, now, &mut self.connections);
+        self.sockets.transmit(&event_loop.poller, now, |out| self.connections.poll_transmit(now, out));
+        if let Some(others) = &mut self.other_servers {
+            self.sockets.transmit(&event_loop.poller, now, |out| others.poll_transmit(now, out));
+        }
         write_received_packets(event_loop, now, &mut self.connections, &mut self.devices);
         while let Some(change) = self.connections.poll_change(now) {
             self.events.report_change(now, change, &self.sockets.links, &self.classes);
@@ -288,6 +303,38 @@ impl DataPlane {
         self.transports.classes_changed(now);
         self.classes = classes;
         self.set_policies(now, self.policies.clone());
+    }
+
+    /// Asks a server at one of these addresses, and the one in use, over all links.
+    pub(super) fn ask_server(&mut self, now: Instant, number: usize, addresses: &[SocketAddr]) {
+        let Some(others) = &mut self.other_servers else { return };
+        for (id, link) in self.sockets.links.uplinks() {
+            let Some(own) = link.remote.filter(|_| self.policies.tier(&link.name) != Tier::Never) else {
+                continue;
+            };
+            // The socket of a link has one address family.
+            let remote = addresses.iter().find(|to| to.is_ipv4() == own.is_ipv4() && **to != own);
+            if let Some(remote) = remote {
+                others.ask(now, number, id, *remote);
+            }
+        }
+        self.connections.probe_paths(now);
+    }
+
+    /// Uses another server from now on, whose addresses come next.
+    pub(super) fn use_server(
+        &mut self,
+        event_loop: &EventLoop,
+        now: Instant,
+        access: &ServerAccess,
+        config: &ClientConfig,
+    ) {
+        self.connection_factory = access.connection_factory.clone();
+        let setups = self.connection_factory.connections(config, &self.classes, self.shard);
+        self.connections.use_server(now, setups);
+        // Closing packets must leave now: they would go to the addresses of the new server.
+        self.transmit(event_loop, now);
+        self.transports.use_server(now, access.tcp.clone());
     }
 
     /// This shard's part of the status.

@@ -7,10 +7,7 @@
 use std::{
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::{
-        Arc,
-        mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel},
-    },
+    sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel},
     thread::{self, JoinHandle, ThreadId},
     time::Instant,
 };
@@ -18,7 +15,7 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource, LinkConfig};
 use mpvpn_error::RunError;
-use mpvpn_identity::tls::{self, LastRefusal};
+use mpvpn_identity::tls::LastRefusal;
 use mpvpn_links::{GivenLink, LinkSocketOptions};
 use mpvpn_names::lookup::Resolve;
 use mpvpn_os::{
@@ -39,6 +36,7 @@ use super::{
     ClientKind, ClientParts, Running,
     device::{AppDevice, AppPackets, Device},
     refusal,
+    servers::Credentials,
 };
 
 /// Packets of the app queued to the thread. More: old packets. Fewer: losses in bursts. Chosen.
@@ -233,7 +231,6 @@ fn set_up(
     let event_loop = EventLoop::without_signals()?;
     let origin = ConfigSource::of_app(app.options.clone());
     let config = origin.load()?;
-    let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], refusal_slot)?;
     let device = match app.packets {
         Packets::Descriptor(fd) => AppDevice::descriptor(PacketFd::new(fd)?),
         Packets::Calls(out) => AppDevice::new(AppPackets::Callback { packets, out }),
@@ -248,9 +245,9 @@ fn set_up(
         queues: vec![Device::App(device).into()],
         socket_options,
         state_dir: app.options.state_dir,
-        token: config.load_token()?,
+        credentials: Credentials::load(&config, refusal_slot)?,
     };
-    let running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
+    let running = Running::new((config, origin), &event_loop, parts, slow)?;
     Ok((running, event_loop))
 }
 

@@ -87,7 +87,8 @@ impl ClientKillSwitch {
             return Ok(None);
         };
         let proxy = config.via.as_ref().map(|via| &via.proxy);
-        let has_names = config.server.ip().is_none() || proxy.is_some_and(|proxy| proxy.ip().is_none());
+        let has_names = config.servers.iter().any(|server| server.address.ip().is_none())
+            || proxy.is_some_and(|proxy| proxy.ip().is_none());
         let resolvers = if has_names { link_resolvers(base) } else { Vec::new() };
         let exceptions = Exceptions { devices: tunnels, mark, ..Exceptions::default() };
         let switch = KillSwitch::arm(base, &config.tun_name, exceptions)?;

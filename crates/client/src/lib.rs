@@ -38,7 +38,9 @@ mod other_shard;
 mod proxy_streams;
 mod quotas;
 mod running;
+mod server_choice;
 mod server_name;
+mod servers;
 mod session;
 mod session_keeper;
 mod silence_log;
@@ -48,13 +50,11 @@ mod status;
 mod transports;
 mod verdict;
 
-use std::sync::Arc;
-
 use mpvpn_config::{ClientConfig, ClientOptions, ConfigSource};
 use mpvpn_confine as confine;
 use mpvpn_dashboard::Dashboard;
 use mpvpn_error::RunError;
-use mpvpn_identity::tls::{self, LastRefusal};
+use mpvpn_identity::tls::LastRefusal;
 use mpvpn_links::LinkSocketOptions;
 use mpvpn_os::privilege;
 use mpvpn_threads::{
@@ -68,6 +68,7 @@ use kill_switch::ClientKillSwitch;
 use kind::ClientKind;
 use machine::Machine;
 pub(crate) use running::Running;
+use servers::Credentials;
 use start::ClientParts;
 
 /// Keeps a tunnel up until a signal ends the process. A reload reads the configuration from `origin` again.
@@ -82,12 +83,11 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let mut event_loop = EventLoop::new()?;
     let mut service_manager = ServiceManager::of_process();
     let slot = LastRefusal::default();
-    let tls = tls::client_config_reporting(&config.trust, config.cert.as_ref(), &[b"h3"], &slot)?;
+    let credentials = Credentials::load(&config, &slot)?;
     let api = mpvpn_api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(|address| mpvpn_api::metrics::Server::bind(address, 0)).transpose()?;
     let dashboard = Dashboard::of_client(&config)?;
     let state_dir = Some(config.state_dir.clone());
-    let token = config.load_token()?;
     confine::client(&config, origin.file())?;
     let mut resolve = None;
     let (kind, queues, socket_options) = match is_proxy {
@@ -104,7 +104,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
             (ClientKind::Machine(Box::new(machine)), queues, socket_options)
         }
     };
-    let mut parts = ClientParts { kind, queues, socket_options, state_dir, token };
+    let mut parts = ClientParts { kind, queues, socket_options, state_dir, credentials };
     let slow = SlowThread::start(
         Services { api: Some(api), metrics, dashboard, ..Services::default() },
         resolve,
@@ -114,7 +114,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
         machine.runtime = slow.runtime().cloned();
     }
     service_manager.watch("slow", || slow.show_activity());
-    let mut running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
+    let mut running = Running::new((config, origin), &event_loop, parts, slow)?;
     for (name, activity) in &running.shards.activities {
         service_manager.watch(name, || activity.clone());
     }

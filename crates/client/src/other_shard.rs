@@ -12,13 +12,15 @@ use mpvpn_threads::{
 };
 use mpvpn_tunnel::{ClientEvent, ConnectionNumber};
 
-use super::data_plane::DataPlane;
+use super::{data_plane::DataPlane, servers::ServerAccess};
 
 /// Messages between the shards of a client.
 #[derive(Debug)]
 pub(crate) enum ClientMessage {
     /// From shard 0: the server's addresses.
     ServerAddresses(Vec<SocketAddr>),
+    /// From shard 0: use this server from now on; its addresses follow.
+    Server(Box<ServerAccess>),
     /// From shard 0: join the session with this secret.
     Join(Vec<u8>),
     /// From shard 0: the policies of the links.
@@ -117,6 +119,10 @@ impl JoinedShard {
         match message {
             ClientMessage::ServerAddresses(remotes) => {
                 self.data_plane.set_remotes(event_loop, now, remotes, &mut |_| {})?
+            }
+            ClientMessage::Server(access) => {
+                self.config.use_server(access.number);
+                self.data_plane.use_server(event_loop, now, &access, &self.config);
             }
             ClientMessage::Policies(policies) => self.data_plane.set_policies(now, *policies),
             ClientMessage::Classes(config) => {

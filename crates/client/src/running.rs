@@ -30,8 +30,8 @@ use mpvpn_threads::{
     shards::ShardEvent,
     slow_thread::{Message, SlowThread},
 };
-use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, EchoWatch, UdpFlowEvent};
-use mpvpn_types::{ClassId, target::LIVENESS};
+use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, EchoWatch, OtherServers, UdpFlowEvent};
+use mpvpn_types::{ClassId, Duration, target::LIVENESS};
 
 use super::{
     auto_pipes::LookupScope,
@@ -42,7 +42,9 @@ use super::{
     measured_flows::{self, MeasuredFlows},
     other_shard::{ClientMessage, FirstShard},
     proxy_streams::{ProxyStreams, stream_event},
+    server_choice::{InUse, Order, Why},
     server_name::ServerName,
+    servers::Servers,
     session::SessionState,
     session_keeper::SessionKeeper,
     silence_log::SilenceLog,
@@ -52,6 +54,10 @@ use crate::{answers, status};
 /// Rounds of filling streams and sending in one iteration. More: longer iterations. Fewer: more iterations
 /// for streams. Chosen.
 const MAX_TRANSMIT_ROUNDS: usize = 16;
+
+/// With `when-down = "direct"` packets leave past the tunnel after this silence. Shorter: a change of the
+/// server shows them to the network; longer: people wait. Chosen.
+const DIRECT_AFTER: Duration = Duration::from_secs(10);
 
 /// The main thread's state.
 pub(crate) struct Running {
@@ -63,6 +69,8 @@ pub(crate) struct Running {
     pub(super) slow: SlowThread,
     pub(super) events: EventSender,
     pub(super) link_use: LinkUse,
+    /// `None` if there is only one server.
+    pub(super) servers: Option<Servers>,
     /// `None` if the server is configured by address.
     pub(super) server_name: Option<ServerName>,
     pub(super) session: SessionState,
@@ -73,6 +81,8 @@ pub(crate) struct Running {
     /// Whether something of the server arrives, as last told.
     pub(super) is_reached: bool,
     pub(super) silence_log: SilenceLog,
+    /// When the server was last reached.
+    pub(super) reached_at: Instant,
     /// Which TUN devices have a carrier, where that follows the tunnel, as last set.
     pub(super) carriers: Vec<bool>,
     /// The networks behind this machine, as last reported.
@@ -85,12 +95,9 @@ impl Running {
     /// Runs until a signal or a command ends it, or an error that it cannot recover from.
     pub(super) fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), RunError> {
         let now = Instant::now();
-        match self.config.server.ip() {
-            Some(ip) => {
-                self.set_remotes(event_loop, now, vec![SocketAddr::new(ip, self.config.server.port)])?;
-            }
-            None => self.set_remotes(event_loop, now, Vec::new())?,
-        }
+        let server = &self.config.server;
+        let known = server.ip().map(|ip| SocketAddr::new(ip, server.port));
+        self.set_remotes(event_loop, now, known.into_iter().collect())?;
         for (_, link) in self.data_plane.sockets.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
             let (link, reason) = (link.name.as_str().into(), link.reason.into());
             self.events.report(Event::LinkUnusable { link, reason });
@@ -115,6 +122,7 @@ impl Running {
                 self.service_manager.poll_timeout(),
                 self.measured.as_ref().map(MeasuredFlows::until),
                 self.silence_log.next,
+                self.servers.as_ref().map(|servers| servers.choice.poll_timeout()),
             ];
             let max_delay = self.data_plane.connections.max_coalescing_delay(iteration.now);
             event_loop.wait(timeouts.into_iter().flatten().min(), max_delay, &mut iteration)?;
@@ -146,7 +154,8 @@ impl Running {
             }
             self.handle_slow_thread_messages(event_loop, iteration.now)?;
             self.note_answers(iteration.now);
-            self.set_carriers();
+            self.choose_server(event_loop, iteration.now)?;
+            self.set_carriers(iteration.now);
             self.log_silence(iteration.now);
             self.update_link_use(iteration.now);
             self.expire_measurement(event_loop, iteration.now);
@@ -172,14 +181,78 @@ impl Running {
         self.service_manager.set_status(|| verdict);
     }
 
+    /// Asks other servers, and uses another one, when due.
+    fn choose_server(&mut self, event_loop: &EventLoop, now: Instant) -> Result<(), RunError> {
+        let Some(servers) = &mut self.servers else { return Ok(()) };
+        while let Some(answer) = self.data_plane.other_servers.as_mut().and_then(OtherServers::poll_answer) {
+            tracing::debug!(target: LIVENESS, ?answer, "a server was asked");
+            servers.choice.on_answer(&answer);
+        }
+        let is_reached = self.data_plane.connections.default_client().reaches_server();
+        if !servers.choice.is_due(now, is_reached) {
+            return Ok(());
+        }
+        let report = self.data_plane.connections.default_client_mut().report(now);
+        let heard = report.outage.map_or(now, |outage| outage.since);
+        let rtt = report.paths.iter().map(|path| path.view.rtt).min().unwrap_or_default();
+        servers.on_carried(now, report.counters.tx_bytes + report.counters.rx_bytes);
+        let asks_since = self.data_plane.connections.default_client().probes_restarted_at();
+        let server = InUse { is_reached, heard, asks_since, rtt, has_session: false, idle_since: now };
+        match servers.update(now, server) {
+            Some(Order::Ask(whom)) => {
+                for number in whom {
+                    let (addresses, name) = servers.question(now, number);
+                    self.data_plane.ask_server(now, number, addresses);
+                    if let Some(name) = name {
+                        self.slow.resolve(name);
+                    }
+                }
+                Ok(())
+            }
+            Some(Order::Use(number, why)) => self.use_server(event_loop, now, number, &why),
+            None => Ok(()),
+        }
+    }
+
+    /// Uses another server: all connections are made anew, for another session.
+    fn use_server(
+        &mut self,
+        event_loop: &EventLoop,
+        now: Instant,
+        number: usize,
+        why: &Why,
+    ) -> Result<(), RunError> {
+        let flows = self.flows(now).flows.len() as u64;
+        let Some(servers) = &mut self.servers else { return Ok(()) };
+        let (access, addresses) = servers.access(number);
+        let state_dir = servers.state_dir.clone();
+        servers.has_session = false;
+        let from = self.config.server.to_string().into();
+        self.config.use_server(number);
+        let (to, reason) = (self.config.server.to_string().into(), ShortText::of(why));
+        self.events.report(Event::ServerChanged { from, to, reason, flows });
+        self.data_plane.use_server(event_loop, now, &access, &self.config);
+        self.shards.send(|| ClientMessage::Server(Box::new(access.clone())));
+        self.keeper = SessionKeeper::load(&self.config, state_dir.as_deref())?;
+        self.keeper.resume(self.data_plane.connections.default_client_mut());
+        self.server_name = self.config.server.ip().is_none().then(ServerName::default);
+        self.set_remotes(event_loop, now, addresses)
+    }
+
     /// Gives each TUN device a carrier while its packets reach the server, where the configuration says so.
-    fn set_carriers(&mut self) {
-        let Some(devices) = self.data_plane.devices.as_ref().filter(|_| self.config.tun_carrier) else {
+    fn set_carriers(&mut self, now: Instant) {
+        let may_lose_carrier = self.config.carrier_follows_tunnel();
+        let Some(devices) = self.data_plane.devices.as_ref().filter(|_| may_lose_carrier) else {
             return;
         };
         let of_all = std::iter::once(ClassId::DEFAULT).chain(devices.classes());
-        let carriers: Vec<_> =
-            of_all.map(|class| self.data_plane.connections.reaches_server(class)).collect();
+        let connections = &self.data_plane.connections;
+        if connections.reaches_server(ClassId::DEFAULT) {
+            self.reached_at = now;
+        }
+        // Another server may answer meanwhile.
+        let waits = !self.config.tun_carrier && now < self.reached_at + DIRECT_AFTER;
+        let carriers: Vec<_> = of_all.map(|class| waits || connections.reaches_server(class)).collect();
         if self.carriers == carriers {
             return;
         }
@@ -214,13 +287,20 @@ impl Running {
         }
     }
 
+    /// The addresses of the server in use, and of all others that may be asked.
+    fn all_servers(&self, remotes: &[SocketAddr]) -> Vec<SocketAddr> {
+        let mut all = self.config.servers(remotes);
+        all.extend(self.servers.iter().flat_map(Servers::addresses));
+        all
+    }
+
     fn set_remotes(
         &mut self,
         event_loop: &EventLoop,
         now: Instant,
         remotes: Vec<SocketAddr>,
     ) -> Result<(), RunError> {
-        self.kind.set_servers(&self.config.servers(&remotes))?;
+        self.kind.set_servers(&self.all_servers(&remotes))?;
         self.shards.send(|| ClientMessage::ServerAddresses(remotes.clone()));
         let kind = &mut self.kind;
         self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))?;
@@ -291,7 +371,16 @@ impl Running {
                         self.link_use.pipes.on_reverse_resolved(now, address, &name);
                     }
                 }
-                Message::Resolved(found) => {
+                Message::Resolved(name, found) => {
+                    if let (Some(servers), Ok(found)) = (&mut self.servers, &found)
+                        && servers.on_resolved(&name, found)
+                    {
+                        let remotes = self.all_servers(self.data_plane.sockets.links.remotes());
+                        self.kind.set_servers(&remotes)?;
+                    }
+                    if name != self.config.server {
+                        continue;
+                    }
                     let server = self.config.server.to_string().into();
                     let found = found.and_then(|all| match all.is_empty() {
                         true => Err("it has no address".to_owned()),
@@ -346,7 +435,7 @@ impl Running {
         self.events.report(reload_event(&reloaded));
         let mut policies = self.data_plane.policies.clone();
         if reloaded.is_ok() && policies.configure(&self.config.links) {
-            let remotes = self.config.servers(self.data_plane.sockets.links.remotes());
+            let remotes = self.all_servers(self.data_plane.sockets.links.remotes());
             self.kind.set_servers(&remotes).map_err(|error| error.to_string())?;
             self.set_policies(now, policies);
             self.update_quotas(now);
@@ -441,6 +530,7 @@ impl Running {
         for link in &mut status.links {
             self.link_use.add_to_status(&self.data_plane.policies, link);
         }
+        status.server = self.servers.as_ref().map(Servers::in_use);
         status.proxy = self.kind.proxy().is_some();
         status.notes.extend(self.config.note());
         status.announced = self.networks();
@@ -507,9 +597,13 @@ impl Running {
                 }
                 ClientEvent::Up(assignment) => {
                     self.report_connected(&assignment);
+                    if let Some(servers) = &mut self.servers {
+                        servers.choice.on_up();
+                        servers.has_session = true;
+                    }
                     self.kind.set_up(true);
                     self.session.set_up(true);
-                    self.set_carriers();
+                    self.set_carriers(now);
                     self.attach(event_loop)?;
                     self.assign(assignment);
                     self.configure()?;
@@ -550,7 +644,11 @@ impl Running {
                 }
                 ClientEvent::Fatal(error) => {
                     self.data_plane.transmit(event_loop, now);
-                    return Err(error.into());
+                    let servers = self.servers.as_mut();
+                    match servers.and_then(|servers| servers.choice.on_refused(now, &error.to_string())) {
+                        Some(Order::Use(number, why)) => self.use_server(event_loop, now, number, &why)?,
+                        _ => return Err(error.into()),
+                    }
                 }
                 // Stream events were handled above.
                 _ => {}

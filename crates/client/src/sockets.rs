@@ -9,7 +9,7 @@ use mpvpn_links::{Links, policies::Direction};
 use mpvpn_os::poll::{Event, FIRST_SOCKET_TOKEN, Poller};
 use mpvpn_quic::{LocalAddress, Transmit};
 use mpvpn_sockets::packet_io::{DatagramBuffers, MAX_RECV_CALLS, ReceivedDatagram, SendOutcome};
-use mpvpn_tunnel::ClassConnections;
+use mpvpn_tunnel::{ClassConnections, OtherServers};
 use mpvpn_types::{Duration, LinkId};
 
 /// The delay of a second rescan after a kernel event: a new interface may get its addresses and routes only
@@ -35,6 +35,7 @@ impl LinkSockets {
         poller: &Poller,
         event: Event,
         connections: &mut ClassConnections,
+        mut others: Option<&mut OtherServers>,
         now: Instant,
         mut after: impl FnMut(&mut ClassConnections),
     ) -> Option<Instant> {
@@ -50,7 +51,10 @@ impl LinkSockets {
         }
         let each = |connections: &mut ClassConnections, got: ReceivedDatagram| {
             meter.count(Direction::Received, got.data.len(), 1, got.remote.is_ipv4());
-            connections.handle_datagram(got.arrived, id, got.remote, got.ecn, got.data);
+            match others.as_deref_mut().filter(|others| others.expects(got.remote)) {
+                Some(others) => others.handle_datagram(got.arrived, id, got.remote, got.ecn, got.data),
+                None => connections.handle_datagram(got.arrived, id, got.remote, got.ecn, got.data),
+            }
         };
         let after = |connections: &mut ClassConnections| {
             connections.handle_batch(now, id.class());
@@ -64,10 +68,14 @@ impl LinkSockets {
         )
     }
 
-    /// Sends everything that is due.
-    pub(super) fn transmit(&mut self, poller: &Poller, now: Instant, connections: &mut ClassConnections) {
+    /// Sends everything that `poll` returns.
+    pub(super) fn transmit(
+        &mut self,
+        poller: &Poller,
+        now: Instant,
+        poll: impl FnMut(&mut Vec<u8>) -> Option<Transmit>,
+    ) {
         let (links, rescan_at) = (&mut self.links.links, &mut self.rescan_at);
-        let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
             let Some(id) = link_id(transmit) else { return };
             // Over a link without carrier the kernel would only send neighbour solicitations in vain, and

@@ -17,7 +17,9 @@ use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_status::events::EventSender;
 use mpvpn_tcp::connection::TcpTransportConfig;
 use mpvpn_threads::{event_loop::EventLoop, service_manager::ServiceManager, slow_thread::SlowThread};
-use mpvpn_tunnel::{ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, EchoWatch, TunnelMode};
+use mpvpn_tunnel::{
+    ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, EchoWatch, OtherServers, TunnelMode,
+};
 use mpvpn_types::{ClassId, Fec};
 
 use super::{
@@ -33,6 +35,7 @@ use super::{
     other_shard::{FirstShard, JoinedShard},
     quotas::Quotas,
     server_name::ServerName,
+    servers::{Credentials, ServerAccess, Servers},
     session::SessionState,
     session_keeper::SessionKeeper,
     silence_log::SilenceLog,
@@ -54,8 +57,8 @@ pub(super) struct ClientParts {
     pub(super) socket_options: LinkSocketOptions,
     /// The folder for state that survives restarts.
     pub(super) state_dir: Option<PathBuf>,
-    /// The token of the user, if there is one.
-    pub(super) token: Option<Token>,
+    /// TLS and tokens of the servers, in their order.
+    pub(super) credentials: Vec<Credentials>,
 }
 
 /// The parts that all shards share.
@@ -63,10 +66,8 @@ struct ShardParts {
     config: ClientConfig,
     socket_options: LinkSocketOptions,
     classes: Classes,
-    connection_factory: ConnectionFactory,
     meters: LinkMeters,
-    /// `None` if there is no slow thread, on which TCP would run.
-    tcp: Option<Arc<TcpTransportConfig>>,
+    access: ServerAccess,
     events: EventSender,
     echo_watch: EchoWatch,
 }
@@ -81,13 +82,13 @@ impl ShardParts {
         event_loop: &EventLoop,
     ) -> Result<DataPlane, RunError> {
         let classes = self.classes.clone();
-        let setups = self.connection_factory.connections(&self.config, &classes, shard);
-        let several = self.connection_factory.shards > 1;
+        let ServerAccess { connection_factory, tcp, .. } = self.access.clone();
+        let setups = connection_factory.connections(&self.config, &classes, shard);
+        let several = connection_factory.shards > 1;
         let mut connections =
             ClassConnections::new(Instant::now(), setups, classes.rules.clone(), shard, several);
         connections.watch_echoes(self.echo_watch.clone());
-        let transports =
-            LinkTransports::new(shard, self.tcp.clone(), event_loop.wake.clone(), self.events.clone());
+        let transports = LinkTransports::new(shard, tcp, event_loop.wake.clone(), self.events.clone());
         if let Some(devices) = &devices {
             devices.watch(&event_loop.poller)?;
         }
@@ -95,7 +96,8 @@ impl ShardParts {
             shard,
             connections,
             classes,
-            connection_factory: self.connection_factory.clone(),
+            connection_factory,
+            other_servers: None,
             sockets: LinkSockets::new(links),
             policies: LinkPolicies::new(&self.config.links),
             transports,
@@ -135,10 +137,9 @@ impl ShardParts {
 impl Running {
     /// A client that has not connected yet.
     pub(super) fn new(
-        (config, origin): (ClientConfig, ConfigSource<ClientOptions>),
+        (mut config, origin): (ClientConfig, ConfigSource<ClientOptions>),
         event_loop: &EventLoop,
-        tls: Arc<rustls::ClientConfig>,
-        ClientParts { kind, queues, socket_options, state_dir, token }: ClientParts,
+        ClientParts { kind, queues, socket_options, state_dir, credentials }: ClientParts,
         slow: SlowThread,
     ) -> Result<Self, RunError> {
         let shards = queues.len().max(1) as u8;
@@ -160,7 +161,7 @@ impl Running {
         let max_udp_payload = links.max_udp_payload();
         let secret = random::<32>().map_err(RunError::io("get random numbers"))?;
         let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Client, &config.name)?;
-        let setup = |cc| {
+        let setup = |tls: &Arc<rustls::ClientConfig>, cc| {
             let options = TransportOptions {
                 cc,
                 max_udp_payload,
@@ -170,49 +171,58 @@ impl Running {
             };
             ClientSetup::new(tls.clone(), &options, &secret)
         };
-        let setups = ClientSetups::try_new(setup)?;
         let [random_shard] = random::<1>().map_err(RunError::io("get random numbers"))?;
-        let tcp = slow
-            .runtime()
-            .map(|runtime| {
-                let proxy_resolver = config
-                    .via
-                    .as_ref()
-                    .and_then(|via| Some(kind.kill_switch()?.proxy_resolver(via.proxy.port)));
-                TcpTransportConfig::new(&config, token.as_ref(), runtime.clone(), proxy_resolver)
-                    .map(Arc::new)
-            })
-            .transpose()?;
+        let instance = random().map_err(RunError::io("get random numbers"))?;
+        let access = |(number, Credentials { tls, token }): (usize, Credentials)| {
+            let mut config = config.clone();
+            config.use_server(number);
+            let tcp = slow
+                .runtime()
+                .map(|runtime| {
+                    let proxy_resolver = config
+                        .via
+                        .as_ref()
+                        .and_then(|via| Some(kind.kill_switch()?.proxy_resolver(via.proxy.port)));
+                    TcpTransportConfig::new(&config, token.as_ref(), runtime.clone(), proxy_resolver)
+                        .map(Arc::new)
+                })
+                .transpose()?;
+            let setups = ClientSetups::try_new(|cc| setup(&tls, cc))?;
+            let tunnel = TunnelConfig {
+                mode: if devices.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
+                instance: Some(instance),
+                additional_addresses: config.class_tuns().count(),
+                addresses_in_use: kind.addresses_in_use(),
+                scheduler: config.scheduler,
+                flow_rules: Rules {
+                    mode: flow_mode(config.lane, shards),
+                    rules: config.lane_rules.iter().map(lane_rule).collect(),
+                },
+                ..tunnel_config(&config, setups.of(config.cc).clone(), token)?
+            };
+            let first_steering_bits = random_shard % (MAX_SHARDS - shards + 1);
+            let connection_factory = ConnectionFactory { setups, tunnel, shards, first_steering_bits };
+            Ok::<_, RunError>(ServerAccess { number, connection_factory, tcp })
+        };
+        let access: Vec<_> = credentials.into_iter().enumerate().map(access).collect::<Result<_, _>>()?;
         if let Some(kill_switch) = kind.kill_switch() {
             kill_switch.set_events(events.clone());
         }
+        let others = OtherServers::new(access.iter().map(|access| access.other_server(config.cc)).collect());
+        let servers = Servers::new(Instant::now(), &config, access.clone(), state_dir.clone())?;
+        let number = servers.as_ref().map_or(0, |servers| servers.choice.in_use().0);
+        config.use_server(number);
         let parts = ShardParts {
             socket_options,
-            connection_factory: ConnectionFactory {
-                tunnel: TunnelConfig {
-                    mode: if devices.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
-                    instance: Some(random().map_err(RunError::io("get random numbers"))?),
-                    additional_addresses: config.class_tuns().count(),
-                    addresses_in_use: kind.addresses_in_use(),
-                    scheduler: config.scheduler,
-                    flow_rules: Rules {
-                        mode: flow_mode(config.lane, shards),
-                        rules: config.lane_rules.iter().map(lane_rule).collect(),
-                    },
-                    ..tunnel_config(&config, setups.of(config.cc).clone(), token)?
-                },
-                setups,
-                shards,
-                first_steering_bits: random_shard % (MAX_SHARDS - shards + 1),
-            },
+            access: access[number].clone(),
             classes,
             meters,
             config,
-            tcp,
             events: events.clone(),
             echo_watch: EchoWatch::new(Instant::now()),
         };
         let mut data_plane = parts.data_plane(0, links, devices, event_loop)?;
+        data_plane.other_servers = others.filter(|_| servers.is_some());
         let keeper = SessionKeeper::load(&parts.config, state_dir.as_deref())?;
         keeper.resume(data_plane.connections.default_client_mut());
         let mut shards = FirstShard::new(Role::Client, event_loop.wake.clone());
@@ -224,6 +234,7 @@ impl Running {
             kind,
             slow,
             events,
+            servers,
             server_name: parts.config.server.ip().is_none().then(ServerName::default),
             session: SessionState::default(),
             service_manager: ServiceManager::none(),
@@ -232,6 +243,7 @@ impl Running {
             measured: None,
             is_reached: true,
             silence_log: SilenceLog::default(),
+            reached_at: Instant::now(),
             carriers: Vec::new(),
             reported_networks: Vec::new(),
             _qlog: qlog,

@@ -374,10 +374,27 @@ impl LinkTransports {
 
     /// Closes connections made for other classes; they are made anew.
     pub(super) fn classes_changed(&mut self, now: Instant) {
+        self.close_all(now, "the classes have changed");
+    }
+
+    /// Closes connections to the server before; where TCP is needed, it is tried with the new one.
+    pub(super) fn use_server(&mut self, now: Instant, tcp_config: Option<Arc<TcpTransportConfig>>) {
+        self.tcp_config = tcp_config;
+        for transport in self.links.values_mut() {
+            if transport.attempt.take().is_some() {
+                transport.judge.on_tcp_failed(now, "another server is used".to_owned(), false);
+            }
+            transport.failures = 0;
+            transport.judge.on_network_changed(now);
+        }
+        self.close_all(now, "another server is used");
+    }
+
+    fn close_all(&mut self, now: Instant, reason: &str) {
         for transport in self.links.values_mut() {
             if transport.established.take().is_some() {
                 transport.connection = None;
-                transport.judge.on_tcp_closed(now, "the classes have changed".to_owned());
+                transport.judge.on_tcp_closed(now, reason.to_owned());
             }
         }
         self.next_update = Some(now);

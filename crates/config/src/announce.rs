@@ -5,12 +5,15 @@
 
 use std::{fmt, net::IpAddr};
 
-use super::forward::{Forward, ForwardHost};
+use super::{
+    forward::{Forward, ForwardHost},
+    servers::Server,
+};
 use ipnet::IpNet;
 use mpvpn_input::{
     Error, Result,
     rules::Prefix,
-    values::{One, ServerAddr, Text},
+    values::{One, Text},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -115,9 +118,9 @@ pub struct SiteConfig {
 }
 
 impl SiteConfig {
-    /// Checks the networks; `server` is where the client connects to. `is_shared`: hosts of a LAN use the
+    /// Checks the networks; `servers` are where the client connects to. `is_shared`: hosts of a LAN use the
     /// tunnel, and so networks that the server assigns.
-    pub(super) fn resolve(self, server: &ServerAddr, is_shared: bool) -> Result<Self> {
+    pub(super) fn resolve(self, servers: &[Server], is_shared: bool) -> Result<Self> {
         let Self { networks, accept_from, masquerade, forwards } = &self;
         for Forward { ports, to, .. } in forwards {
             if let ForwardHost::User(user) = &to.host {
@@ -155,8 +158,8 @@ impl SiteConfig {
                 let next = "each host has the same last bits in both: give a network of the same length";
                 return wrong(format!("maps a network to one that is not /{}", a.prefix_len()), next);
             }
-            if one.contains_server(server.host.parse().ok()) {
-                return wrong(format!("contains the server, {}", server.host), next);
+            if let Some(server) = servers.iter().find(|server| one.contains_server(server.address.ip())) {
+                return wrong(format!("contains the server, {}", server.address.host), next);
             }
             for other in &networks[..at] {
                 let overlap = |a: IpNet, b: IpNet| a.contains(&b) || b.contains(&a);
@@ -178,7 +181,10 @@ impl SiteNetwork {
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_identity::trust::Trust;
+
     use super::*;
+    use crate::ClientConfig;
 
     fn read(list: &str) -> Result<Vec<SiteNetwork>, String> {
         #[derive(Deserialize)]
@@ -197,7 +203,8 @@ mod tests {
             accept_from: accept_from.iter().map(|net| net.parse().unwrap()).collect(),
             ..SiteConfig::default()
         };
-        config.resolve(&"203.0.113.1:443".parse().unwrap(), false).map_err(|error| error.to_string())
+        let client = ClientConfig::new("203.0.113.1:443".parse().unwrap(), Trust::Insecure);
+        config.resolve(&client.servers, false).map_err(|error| error.to_string())
     }
 
     #[test]

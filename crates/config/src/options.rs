@@ -23,6 +23,7 @@ use super::{
     limits::LimitRule,
     links::{LinkConfig, link_tables},
     route::RouteRule,
+    servers::{self, Choose, Return, ServerOption, WhenDown},
     shards::Shards,
     site::{self, Site},
     via::ViaOption,
@@ -297,11 +298,29 @@ pub struct ServerOptions {
 #[schemars(rename = "mpvpn client")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ClientOptions {
-    /// Name or address of the server, with its port if that is not 443. While the server does not answer,
-    /// the name is resolved again
-    #[arg(long, value_name = "HOST:PORT", value_parser = text::<ServerAddr>)]
-    #[serde(with = "One::<ServerAddr>")]
-    pub server: Option<ServerAddr>,
+    /// Name or address of the server, with its port if that is not 443; repeatable: another server is used
+    /// while the first does not answer. While none answers, the names are resolved again. In a file a server
+    /// may have its own `pin` or `ca`, `token-file` and `weight`
+    #[arg(long, value_name = "HOST:PORT", value_parser = text::<ServerOption>)]
+    #[serde(deserialize_with = "servers::servers")]
+    #[schemars(with = "Many<ServerOption>")]
+    pub server: Vec<ServerOption>,
+
+    /// Which of several servers is preferred [default: order]
+    #[arg(long, value_name = "order|nearest|weighted", value_parser = word::<Choose>())]
+    #[serde(with = "One::<Choose>")]
+    pub choose: Option<Choose>,
+
+    /// When the client goes back to a preferred server, once that has answered for a minute; the change ends
+    /// connections in the tunnel [default: idle]
+    #[arg(long = "return", value_name = "idle|now|never", value_parser = word::<Return>())]
+    #[serde(with = "One::<Return>", rename = "return")]
+    pub return_when: Option<Return>,
+
+    /// What becomes of packets for the tunnel while no server answers [default: block]
+    #[arg(long, value_name = "block|direct", value_parser = word::<WhenDown>())]
+    #[serde(with = "One::<WhenDown>")]
+    pub when_down: Option<WhenDown>,
 
     /// Network interface to use as a link, or a pattern for several, as in 'wwan*'; repeatable. Set it to
     /// leave other interfaces out [default: auto, every interface with a default route]
@@ -612,7 +631,7 @@ impl ClientOptions {
             (fallback.token, fallback.token_file) = (None, None);
         }
         fields_or_fallback! { self, fallback;
-            server path link class pipes transport ca pin cert key insecure token token_file tun_name
+            server choose return_when when_down path link class pipes transport ca pin cert key insecure token token_file tun_name
             scheduler cc via
             lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan
             share announce accept_from masquerade forward

@@ -44,7 +44,7 @@ impl ClientConfig {
         }
         let resolve = |cli: ClientOptions, from_file| {
             let options = cli.or_fallback(from_file);
-            let via = super::via::or_from_environment(options.via, options.server.as_ref());
+            let via = super::via::or_from_environment(options.via, super::servers::first(&options.server));
             Self::resolve_proxy(ClientOptions { via, ..options })
         };
         match file {
@@ -121,17 +121,19 @@ tun_only_options! {
     tun_name "tun-name" lane "lane" routes "routes" keep_routes "keep-routes" dns "dns" dns_local "dns-local"
     kill_switch "kill-switch" kill_switch_lan "kill-switch-lan" share "share" announce "announce"
     accept_from "accept-from" masquerade "masquerade" forward "forward" bypass "bypass" route "route"
-    tun_persist "tun-persist" tun_carrier "tun-carrier" shards "shards"
+    tun_persist "tun-persist" tun_carrier "tun-carrier" when_down "when-down" shards "shards"
 }
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_input::values::ServerAddr;
+
     use super::*;
 
     fn options(socks5: &[&str], http: &[&str]) -> ClientOptions {
         let list = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
         ClientOptions {
-            server: Some("vpn.example".parse().unwrap()),
+            server: vec!["vpn.example".parse::<ServerAddr>().unwrap().into()],
             insecure: true,
             api_socket: Some("api.sock".into()),
             socks5: list(socks5),

@@ -141,7 +141,8 @@ impl ClientConfig {
     /// Applies the settings of `new` that can change while a client runs, and reports the others.
     pub fn apply_reload(&mut self, new: Self) -> ReloadReport {
         let mut restart = differing!(
-            self, new, server: "server", trust: "ca, pin or insecure", cert: "cert and key", token: "token", token_file: "token-file",
+            self, new, servers: "server, ca, pin, insecure, token or token-file", choose: "choose", return_when: "return", when_down: "when-down",
+            cert: "cert and key",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
             lane: "lane", lane_rules: "lane-rule", routes: "routes", keep_routes: "keep-routes",
             dns: "dns", dns_local: "dns-local", kill_switch: "kill-switch or kill-switch-lan",

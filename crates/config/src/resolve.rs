@@ -42,6 +42,7 @@ use crate::{
     options::{ClientOptions, ServerOptions},
     proxy::Proxies,
     route::RouteRule,
+    servers::{self, Access, Choose, Return, Server, WhenDown},
     service::{self, Rights, ServerMode},
     shards::Shards,
     site::{Site, cert_files},
@@ -142,7 +143,15 @@ pub struct ServerConfig {
 /// The complete, checked configuration of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// The server's name or address, and UDP port.
+    /// The servers, at least one.
+    pub servers: Vec<Server>,
+    /// Which of them is preferred.
+    pub choose: Choose,
+    /// When the client returns to a preferred one.
+    pub return_when: Return,
+    /// What becomes of packets while none answers.
+    pub when_down: WhenDown,
+    /// The name or address, and UDP port, of the server in use: see [`ClientConfig::use_server`].
     pub server: ServerAddr,
     /// How the server's certificate is judged.
     pub trust: Trust,
@@ -335,8 +344,12 @@ impl ServerConfig {
 impl ClientConfig {
     /// A client of `server` with the defaults for everything else.
     pub fn new(server: ServerAddr, trust: Trust) -> Self {
-        let options = ClientOptions { server: Some(server), insecure: true, ..ClientOptions::default() };
-        Self { trust, ..Self::resolve(options).expect("the defaults do not contradict each other") }
+        let server = vec![server.into()];
+        let options = ClientOptions { server, insecure: true, ..ClientOptions::default() };
+        let mut config = Self::resolve(options).expect("the defaults do not contradict each other");
+        config.servers[0].trust = trust;
+        config.use_server(0);
+        config
     }
 
     /// Merges the options `cli` with those of `file` (by default [`CLIENT_FILE`], if it exists), and checks
@@ -350,7 +363,7 @@ impl ClientConfig {
         }
         file::load(file, Path::new(CLIENT_FILE))?.resolve(cli, |cli: ClientOptions, from_file| {
             let options = cli.or_fallback(from_file);
-            let via = via::or_from_environment(options.via, options.server.as_ref());
+            let via = via::or_from_environment(options.via, servers::first(&options.server));
             Self::resolve(ClientOptions { via, ..options })
         })
     }
@@ -366,23 +379,24 @@ impl ClientConfig {
     /// Loads a file for a command that needs the classes only: `server` and the trust options may be missing.
     pub fn load_without_server(file: Option<&Path>) -> Result<Self> {
         let mut options: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?.content;
-        options.server.get_or_insert(ServerAddr { host: String::new(), port: DEFAULT_PORT });
+        if options.server.is_empty() {
+            options.server = vec![ServerAddr { host: String::new(), port: DEFAULT_PORT }.into()];
+        }
         options.insecure |= options.ca.is_none() && options.pin.is_empty();
         Self::resolve(options)
     }
 
     /// Fills in the defaults, and refuses options that contradict each other.
     pub fn resolve(options: ClientOptions) -> Result<Self> {
-        let Some(server) = options.server else {
-            return Err(Error::usage("no server is given", "add --server HOST:PORT"));
+        let access = Access {
+            ca: options.ca,
+            pin: options.pin,
+            insecure: options.insecure,
+            token: options.token,
+            token_file: options.token_file,
         };
-        let trust = Trust::of(options.ca, options.pin, options.insecure)?;
-        if options.token.is_some() && options.token_file.is_some() {
-            return Err(Error::usage(
-                "--token and --token-file are given together",
-                "leave out one of the two",
-            ));
-        }
+        let servers = servers::resolve(options.server, &access)?;
+        let Server { address: server, trust, token, token_file, .. } = servers[0].clone();
         let shards = options.shards.unwrap_or_default();
         let streams = options.lane == Some(FlowMode::Stream)
             || options.lane_rule.iter().any(|rule| rule.streams)
@@ -409,7 +423,7 @@ impl ClientConfig {
         let forwards = forward::resolve(options.forward, &[])?;
         let masquerade = options.masquerade;
         let site = SiteConfig { networks, accept_from, masquerade, forwards };
-        let site = site.resolve(&server, !share.is_empty())?;
+        let site = site.resolve(&servers, !share.is_empty())?;
         let kill_switch = kill_switch(options.kill_switch, options.kill_switch_lan)?;
         let dashboard =
             ClientDashboard::of(options.dashboard, options.dashboard_cert, options.dashboard_key)?;
@@ -420,12 +434,23 @@ impl ClientConfig {
         let class_tuns = classes.list.iter().filter_map(|class| class.tun.as_deref());
         let tuns: Vec<&str> = class_tuns.chain([&*tun_name]).collect();
         let bypass = options.bypass.resolve(&tuns)?;
+        let when_down = options.when_down.unwrap_or_default();
+        if when_down == WhenDown::Direct && kill_switch != KillSwitch::Off {
+            return Err(Error::usage(
+                "--when-down direct and --kill-switch contradict each other",
+                "leave out one of the two",
+            ));
+        }
         Ok(Self {
+            servers,
+            choose: options.choose.unwrap_or_default(),
+            return_when: options.return_when.unwrap_or_default(),
+            when_down,
             server,
             trust,
             cert: cert_files("", options.cert, options.key)?,
-            token: options.token,
-            token_file: options.token_file,
+            token,
+            token_file,
             paths,
             links,
             classes: classes.list,
@@ -480,6 +505,25 @@ impl ClientConfig {
     /// The class with this number.
     pub fn class(&self, id: ClassId) -> Option<&ClassConfig> {
         self.classes.iter().find(|class| class.id == id)
+    }
+
+    /// Whether the TUN devices lose their carrier while the tunnel does not work, at once or after a while.
+    pub fn carrier_follows_tunnel(&self) -> bool {
+        self.tun_carrier || self.when_down == WhenDown::Direct
+    }
+
+    /// Uses another of the servers.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn use_server(&mut self, at: usize) {
+        let Server { address, trust, token, token_file, .. } = self.servers[at].clone();
+        (self.server, self.trust, self.token, self.token_file) = (address, trust, token, token_file);
+    }
+
+    /// The number of the server in use.
+    pub fn server_in_use(&self) -> usize {
+        self.servers.iter().position(|server| server.address == self.server).unwrap_or(0)
     }
 
     /// The addresses of the server: those that were found for its name, and those of `[[link]]`.

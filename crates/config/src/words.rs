@@ -6,10 +6,25 @@ use derive_more::Display;
 use ipnet::{IpNet, Ipv6Net};
 use mpvpn_types::word_enum;
 
-use super::acme::AcmeChallenge;
+use super::{
+    acme::AcmeChallenge,
+    servers::{Choose, Return, WhenDown},
+};
 use mpvpn_input::values::{Text, host_bits, is_link_name};
 
-mpvpn_input::text_of_words!(AcmeChallenge, AuthMode, Confine, LogLevel, Nat, ReloadMode, Routes, Tcp);
+mpvpn_input::text_of_words!(
+    AcmeChallenge,
+    AuthMode,
+    Choose,
+    Confine,
+    LogLevel,
+    Nat,
+    ReloadMode,
+    Return,
+    Routes,
+    Tcp,
+    WhenDown
+);
 
 word_enum! {
     /// How a server authenticates clients.

@@ -30,12 +30,12 @@ use mpvpn_users::users_file;
 /// # Errors
 /// If the kernel refuses, or the helper cannot be started.
 pub fn client(config: &ClientConfig, file: Option<&Path>) -> Result<(), RunError> {
-    // The certificate of the server is read again for each transport.
-    let ca = match &config.trust {
+    // The certificate of a server is read again for each transport.
+    let ca = config.servers.iter().filter_map(|server| match &server.trust {
         Trust::Ca(file) => Some(file.as_path()),
         // The CAs of the system are in system folders.
         Trust::System | Trust::Pin(_) | Trust::Insecure => None,
-    };
+    });
     let own = config.cert.iter().flat_map(|files| [files.cert.as_path(), &files.key]);
     let read_again: Vec<_> = file.into_iter().chain(ca).chain(own).collect();
     // A server may have names of its own, which a tunnel that does not take all packets takes.

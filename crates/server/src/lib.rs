@@ -637,7 +637,7 @@ impl Running {
         while let Some(message) = self.slow.next() {
             match message {
                 Message::ApiRequest(question) => answers::answer_server_request(self, now, question),
-                Message::Resolved(_) | Message::ReverseResolved(..) => {}
+                Message::Resolved(..) | Message::ReverseResolved(..) => {}
             }
         }
     }

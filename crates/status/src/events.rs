@@ -320,6 +320,9 @@ pub enum Event {
     /// The server sent GOAWAY on the connection of this class.
     #[display("the server is about to stop (class {class})")]
     ServerStopping { class: ShortText },
+    /// A client with several servers uses another one; connections in the tunnel end.
+    #[display("the server is {to} now, no longer {from}: {reason}; {} end", counted(*flows, "connection"))]
+    ServerChanged { from: ShortText, to: ShortText, reason: ShortText, flows: u64 },
     /// The name of the server was resolved.
     #[display("{server} has the addresses {}", comma_separated(addresses))]
     ServerResolved { server: ShortText, addresses: Vec<SocketAddr> },
@@ -470,7 +473,7 @@ kinds! {
     Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO NetworkChanged INFO
     MtuChanged INFO
     Disconnected WARN Refused WARN NoAnswer WARN AnswersAgain INFO
-        ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
+        ServerStopping INFO ServerChanged WARN ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
         ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
     Certificate: CertificateIssued INFO CertificateFailed WARN;

@@ -79,6 +79,9 @@ pub struct Status {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpNet>,
+    /// The server that a client with several uses; left out where there is only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerInUse>,
     /// Session with the server; `null` at a server.
     #[serde(default)]
     pub session: Option<Session>,
@@ -262,6 +265,17 @@ pub struct User {
     /// Bytes of IP packets received from the user's clients since the server started.
     #[serde(default)]
     pub rx_bytes: u64,
+}
+
+/// The server that a client uses, of several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ServerInUse {
+    /// Its name or address, and port.
+    pub address: String,
+    /// Why it is used, as a sentence.
+    pub why: String,
+    /// The other servers.
+    pub others: Vec<String>,
 }
 
 /// The session of a client.

@@ -4,7 +4,7 @@ use mpvpn_types::{BitRate, ByteSize};
 
 use super::{
     Budget, Confinement, FecStats, FlowList, FlowState, KillSwitchState, Link, PathFigures, Resequencing,
-    Session, State, Status, format_ms,
+    ServerInUse, Session, State, Status, format_ms,
     rates::{Rate, Rates, all_paths, client_key, client_name, link_key, path_key},
     table::{Table, UNKNOWN, fit, section, wrap},
 };
@@ -46,6 +46,9 @@ pub fn render(status: &Status, rates: &Rates, sections: Sections, width: usize) 
         section(&mut text, paths(status, rates), width);
     }
     text.push('\n');
+    if let Some(ServerInUse { address, why, others }) = &status.server {
+        say(&mut text, "server", &format!("{address}: {why}; others: {}", others.join(", ")));
+    }
     if let Some(Session { server, user, resumed }) = &status.session {
         let again = match resumed {
             0 => String::new(),

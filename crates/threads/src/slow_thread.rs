@@ -39,7 +39,7 @@ pub enum Message {
     /// A request of the local API.
     ApiRequest(mpvpn_api::ControlRequest),
     /// The result of [`SlowThread::resolve`].
-    Resolved(Result<Vec<SocketAddr>, String>),
+    Resolved(ServerAddr, Result<Vec<SocketAddr>, String>),
     /// The result of [`SlowThread::reverse_resolve`]: an address and its name, if it has one.
     ReverseResolved(IpAddr, Option<String>),
 }
@@ -223,7 +223,8 @@ async fn serve(
         while let Some(request) = requests.recv().await {
             match request {
                 Request::Lookup(server) => {
-                    post(Message::Resolved(look_up(server, resolve.clone()).await));
+                    let found = look_up(server.clone(), resolve.clone()).await;
+                    post(Message::Resolved(server, found));
                 }
                 // An app's resolver has no reverse lookup.
                 Request::ReverseLookup(lookup) if resolve.is_some() => {

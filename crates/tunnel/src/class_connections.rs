@@ -193,6 +193,23 @@ impl ClassConnections {
         self.update_send_order();
     }
 
+    /// Uses another server: all connections are closed, and made again with these setups for another session
+    /// once their links lead there.
+    pub fn use_server(&mut self, now: Instant, classes: Vec<ClassSetup>) {
+        self.session_secret = None;
+        for ClassSetup { id, config, .. } in classes {
+            if let Some(connection) = self.all.iter_mut().find(|connection| connection.id == id) {
+                connection.client_mut().use_server(now, config);
+            }
+        }
+        self.flows.clear();
+    }
+
+    /// Finds out which paths of the default class work.
+    pub fn probe_paths(&mut self, now: Instant) {
+        self.default_client_mut().probe_paths(now);
+    }
+
     /// Removes a class and closes its connection; its traffic uses the default class. The default class is
     /// never removed.
     pub fn remove_class(&mut self, now: Instant, id: ClassId) {

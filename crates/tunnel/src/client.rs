@@ -99,7 +99,7 @@ impl Client {
     pub fn new(now: Instant, config: ClientConfig) -> Self {
         let tcp = AppTcp::new(now, config.flow_rules(), config.isn_secret);
         Self {
-            authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
+            authorization: config.authorization(),
             endpoint: Endpoint::client(&config.setup),
             config,
             connector: Connector::new(now),
@@ -425,16 +425,29 @@ impl Client {
 
     /// Takes another configuration: reconnects for the same session. Links and counters stay.
     pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
-        const REASON: &str = "the configuration changed";
+        self.reconnect(now, config, "the configuration changed");
+    }
+
+    fn reconnect(&mut self, now: Instant, config: ClientConfig, reason: &str) {
         self.apps.tcp.rules = config.flow_rules();
         self.config = config;
         self.silence.probe_anew(now);
-        self.connector.abandon(now, &mut self.endpoint, |_| true, REASON);
+        self.connector.abandon(now, &mut self.endpoint, |_| true, reason);
         if self.session.is_some() {
-            self.close_session(now, REASON);
-            self.reports.events.push_back(ClientEvent::Down(REASON.to_owned()));
+            self.close_session(now, reason);
+            self.reports.events.push_back(ClientEvent::Down(reason.to_owned()));
         }
         self.connector.backoff.reset(now);
+    }
+
+    /// Uses another server, with which it has no session yet; links lead there by [`Self::link_up`]. A client
+    /// that has given up begins again.
+    pub(crate) fn use_server(&mut self, now: Instant, config: ClientConfig) {
+        self.authorization = config.authorization();
+        self.membership.leave();
+        (self.was_up, self.reports.assignment) = (false, None);
+        self.connector.reopen();
+        self.reconnect(now, config, "another server is used");
     }
 
     /// The next event that needs an action of the edge.

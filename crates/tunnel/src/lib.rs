@@ -33,6 +33,7 @@ mod http;
 mod instance;
 mod mtu;
 mod multipath;
+mod other_servers;
 mod pool;
 mod registry;
 mod relay;
@@ -66,6 +67,7 @@ pub use multipath::{
     FecCounters, PathFecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates,
     extensions::passes_gateways,
 };
+pub use other_servers::{ANSWER_TIMEOUT, OtherServer, OtherServers, ServerAnswer};
 pub use pool::{AddressPool, AddressSet, Addresses, LeaseRecord, PoolExhausted, RestoreError, SessionSecret};
 pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};
 pub use relay::{RelayId, RelayRead};

@@ -103,12 +103,14 @@ impl JoinLink {
                 found: error.to_string(),
             })?;
         let server = self.server.to_string();
-        let before = document.get("server").and_then(|server| server.as_str()).map(str::to_owned);
-        if let Some(before) =
-            before.filter(|before| before.parse::<ServerAddr>().ok().as_ref() != Some(&self.server))
-        {
+        let is_this = |text: &str| text.parse::<ServerAddr>().is_ok_and(|address| address == self.server);
+        if let Some(before) = document.get("server").filter(|before| !before.as_str().is_some_and(is_this)) {
             return Err(Error::usage(
-                format!("{} is for the server {before}", path.display()),
+                format!(
+                    "{} is for the server {}",
+                    path.display(),
+                    before.to_string().trim_matches([' ', '"', '\''])
+                ),
                 "join as a further client with --name NAME, or move that file away",
             ));
         }

@@ -63,6 +63,7 @@ mod routes;
 mod segments;
 mod service;
 mod setup;
+mod several_servers;
 mod shards;
 mod sharing;
 mod sites;

@@ -245,7 +245,12 @@ fn every_key_of_a_client_arrives() {
     let pin = "ab".repeat(32);
     let config = client(&format!(
         r#"
-        server = "vpn.example:4433"
+        server = [
+            "vpn.example:4433",
+            {{ address = "b.example", ca = "system", token-file = "b.token", weight = 2 }}
+        ]
+        choose = "nearest"
+        return = "never"
         path = ["eth0", "wwan0"]
         pin = "{pin}"
         cert = "client.crt"
@@ -307,6 +312,25 @@ fn every_key_of_a_client_arrives() {
     assert_eq!(
         config,
         ClientConfig {
+            servers: vec![
+                Server {
+                    address: "vpn.example:4433".parse().unwrap(),
+                    trust: Trust::Pin(vec![pin.parse().unwrap()]),
+                    token: Some("mpvpn_secret".parse().unwrap()),
+                    token_file: None,
+                    weight: 1,
+                },
+                Server {
+                    address: "b.example:443".parse().unwrap(),
+                    trust: Trust::System,
+                    token: None,
+                    token_file: Some("b.token".into()),
+                    weight: 2,
+                },
+            ],
+            choose: Choose::Nearest,
+            return_when: Return::Never,
+            when_down: WhenDown::Block,
             server: ServerAddr { host: "vpn.example".into(), port: 4433 },
             trust: Trust::Pin(vec![pin.parse().unwrap()]),
             cert: Some(CertFiles { cert: "client.crt".into(), key: "client.key".into() }),
@@ -397,12 +421,46 @@ fn fewer_relays_for_all_are_fewer_for_each() {
 }
 
 #[test]
+fn servers_are_given_once_and_each_has_an_address_and_a_trust() {
+    let servers = |servers: &str| client(&format!("server = {servers}\npin = '{}'", "ab".repeat(32)));
+    for (text, said) in [
+        ("[]", "no server is given"),
+        ("['a.example', 'a.example:443']", "the server a.example:443 is given twice"),
+        ("[{ pin = [] }]", "a server has no `address`"),
+        ("{ address = 'a.example', weigth = 2 }", "did you mean `weight`?"),
+        ("{ address = 'a.example', weight = -1 }", "weight"),
+        ("['a.example', 7]", "expected a name or address in quotes"),
+        (&format!("{:?}", (0..17).map(|n| format!("{n}.example")).collect::<Vec<_>>()), "17 servers"),
+    ] {
+        let error = servers(text).unwrap_err().to_string();
+        assert!(error.contains(said), "{text}: {error}");
+    }
+    let mut config = servers("['a.example', { address = 'b.example', ca = 'b.pem' }]").unwrap();
+    assert_eq!((config.server_in_use(), config.server.host.as_str()), (0, "a.example"));
+    config.use_server(1);
+    assert_eq!((config.server_in_use(), config.server.host.as_str()), (1, "b.example"));
+    assert_eq!(config.trust, Trust::Ca("b.pem".into()));
+    let both = client("server = 'a'\ninsecure = true\nwhen-down = 'direct'\nkill-switch = true");
+    assert!(both.unwrap_err().to_string().contains("--when-down direct and --kill-switch contradict"));
+}
+
+#[test]
 fn a_client_needs_no_more_than_a_server_and_a_trust() {
     let config = client("server = 'vpn.example'\ninsecure = true").unwrap();
     let server = ServerAddr { host: "vpn.example".into(), port: 443 };
     let trust = Trust::Insecure;
     assert_eq!(config, ClientConfig::new(server.clone(), trust.clone()));
     let defaults = ClientConfig {
+        servers: vec![Server {
+            address: server.clone(),
+            trust: trust.clone(),
+            token: None,
+            token_file: None,
+            weight: 1,
+        }],
+        choose: Choose::Order,
+        return_when: Return::Idle,
+        when_down: WhenDown::Block,
         server,
         trust,
         cert: None,

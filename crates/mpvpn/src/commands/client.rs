@@ -52,7 +52,7 @@ pub(crate) fn with_link(link: Option<String>, options: ClientOptions) -> Result<
         LinkTrust::Pins(pins) => (None, pins),
         LinkTrust::System => (Some(Ca::System), Vec::new()),
     };
-    Ok(ClientOptions { server: Some(link.server), token: Some(link.token), ca, pin, ..options })
+    Ok(ClientOptions { server: vec![link.server.into()], token: Some(link.token), ca, pin, ..options })
 }
 
 /// The join link in an argument, or in standard input if that is `-`.

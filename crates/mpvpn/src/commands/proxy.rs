@@ -36,7 +36,7 @@ pub(crate) struct Proxy {
 
 /// Options that only apply with a TUN device.
 const OF_A_TUN: &str = "tun_name lane routes keep_routes dns dns_local kill_switch kill_switch_lan share \
-    announce accept_from masquerade shards";
+    announce accept_from masquerade when_down shards";
 
 fn hide(arg: clap::Arg) -> clap::Arg {
     let arg = match arg.get_id().as_str() {

@@ -61,6 +61,11 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
+    /// The value of `authorization` header fields.
+    pub(super) fn authorization(&self) -> Option<String> {
+        self.token.as_ref().map(|token| format!("Bearer {token}"))
+    }
+
     /// The rules for TCP connections. With copies the mode `auto` means datagrams: streams have no copies.
     pub(super) fn flow_rules(&self) -> Rules {
         let mut rules = self.flow_rules.clone();

@@ -69,6 +69,13 @@ impl Connector {
         self.backoff.reset(now);
     }
 
+    /// Makes connections again after [`Self::end`].
+    pub(super) fn reopen(&mut self) {
+        if self.desired == DesiredState::Closed {
+            self.desired = DesiredState::Connected;
+        }
+    }
+
     /// Makes no connection any more.
     pub(super) fn end(&mut self) {
         self.desired = DesiredState::Closed;

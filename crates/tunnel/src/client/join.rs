@@ -103,6 +103,11 @@ impl Membership {
         Some(resumed)
     }
 
+    /// Leaves the session.
+    pub(super) fn leave(&mut self) {
+        (self.secret, self.wanted) = (None, None);
+    }
+
     /// The initial connection is in the session with this secret. Returns whether this joined connection has
     /// to change its session.
     fn join(&mut self, secret: Vec<u8>) -> bool {
