@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_config::ClientConfig;
 use mpvpn_error::RunError;
-use mpvpn_links::{LinkChange, policies::LinkPolicies};
+use mpvpn_links::{Link, LinkChange, policies::LinkPolicies};
 use mpvpn_os::{
     PacketFd,
     poll::{FIRST_CLASS_TUN_TOKEN, FIRST_SOCKET_TOKEN, MONITOR_TOKEN, TUN_TOKEN, WAKE_TOKEN},
@@ -305,20 +305,38 @@ impl DataPlane {
         self.set_policies(now, self.policies.clone());
     }
 
-    /// Asks a server at one of these addresses, and the one in use, over all links.
-    pub(super) fn ask_server(&mut self, now: Instant, number: usize, addresses: &[SocketAddr]) {
+    /// Asks a server at one of these addresses, and the one in use, over all links; or it alone, over the
+    /// link that costs least.
+    pub(super) fn probe_server(
+        &mut self,
+        now: Instant,
+        number: usize,
+        addresses: &[SocketAddr],
+        over_all: bool,
+    ) {
         let Some(others) = &mut self.other_servers else { return };
-        for (id, link) in self.sockets.links.uplinks() {
-            let Some(own) = link.remote.filter(|_| self.policies.tier(&link.name) != Tier::Never) else {
-                continue;
-            };
+        let usable = |link: &&(LinkId, &Link)| {
+            link.1.remote.is_some() && self.policies.tier(&link.1.name) != Tier::Never
+        };
+        let mut links: Vec<_> = self.sockets.links.uplinks().filter(|link| usable(&link)).collect();
+        if !over_all {
+            links.sort_by_key(|(_, link)| {
+                (self.policies.of(&link.name).metered, self.policies.tier(&link.name))
+            });
+            links.truncate(1);
+        }
+        for (id, link) in links {
             // The socket of a link has one address family.
-            let remote = addresses.iter().find(|to| to.is_ipv4() == own.is_ipv4() && **to != own);
-            if let Some(remote) = remote {
-                others.ask(now, number, id, *remote);
+            let reached = |to: &&SocketAddr| {
+                link.remote.is_some_and(|own| to.is_ipv4() == own.is_ipv4() && **to != own)
+            };
+            if let Some(remote) = addresses.iter().find(reached) {
+                others.probe(now, number, id, *remote);
             }
         }
-        self.connections.probe_paths(now);
+        if over_all {
+            self.connections.probe_paths(now);
+        }
     }
 
     /// Uses another server from now on, whose addresses come next.

@@ -164,7 +164,7 @@ impl Machine {
             keep_routes,
             class_tuns: class_tun_interfaces,
             static_routes: config.static_routes.iter().flat_map(static_routes).collect(),
-            has_carrier_of_tunnel: config.carrier_follows_tunnel(),
+            has_carrier_of_tunnel: config.has_carrier_of_tunnel(),
             ..ClientNetConfig::new(interface, number)
         };
         let mark = net_config.mark();

@@ -199,10 +199,10 @@ impl Running {
         let asks_since = self.data_plane.connections.default_client().probes_restarted_at();
         let server = InUse { is_reached, heard, asks_since, rtt, has_session: false, idle_since: now };
         match servers.update(now, server) {
-            Some(Order::Ask(whom)) => {
+            Some(Order::Probe { whom, over_all }) => {
                 for number in whom {
                     let (addresses, name) = servers.question(now, number);
-                    self.data_plane.ask_server(now, number, addresses);
+                    self.data_plane.probe_server(now, number, addresses, over_all);
                     if let Some(name) = name {
                         self.slow.resolve(name);
                     }
@@ -241,8 +241,8 @@ impl Running {
 
     /// Gives each TUN device a carrier while its packets reach the server, where the configuration says so.
     fn set_carriers(&mut self, now: Instant) {
-        let may_lose_carrier = self.config.carrier_follows_tunnel();
-        let Some(devices) = self.data_plane.devices.as_ref().filter(|_| may_lose_carrier) else {
+        let follows = self.config.has_carrier_of_tunnel();
+        let Some(devices) = self.data_plane.devices.as_ref().filter(|_| follows) else {
             return;
         };
         let of_all = std::iter::once(ClassId::DEFAULT).chain(devices.classes());
@@ -645,7 +645,8 @@ impl Running {
                 ClientEvent::Fatal(error) => {
                     self.data_plane.transmit(event_loop, now);
                     let servers = self.servers.as_mut();
-                    match servers.and_then(|servers| servers.choice.on_refused(now, &error.to_string())) {
+                    let reason = ShortText::of(&error).to_string();
+                    match servers.and_then(|servers| servers.choice.on_refused(now, &reason)) {
                         Some(Order::Use(number, why)) => self.use_server(event_loop, now, number, &why)?,
                         _ => return Err(error.into()),
                     }

@@ -24,7 +24,7 @@ const LEAVE_AFTER_RTTS: u32 = 5;
 const START_AFTER: Duration = Duration::from_secs(1);
 /// Without any answer the next server is tried after this time, as questions may not reach what a connection
 /// reaches (by TCP, by another address family). Chosen.
-const TURN: Duration = Duration::from_secs(8);
+const NEXT_SERVER_AFTER: Duration = Duration::from_secs(8);
 /// The shortest pause between questions while nothing is heard; it grows with the silence, as that of other
 /// probes (docs/design/liveness.md). Chosen.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(20);
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 /// The most doublings of that: an hour for a server that fails again and again. Chosen.
 const MAX_DOUBLINGS: u32 = 6;
-/// A server that refused this client is not chosen for this long, unless it is its turn. Chosen.
+/// A server that refused this client is not chosen for this long, unless it is its next_server_at. Chosen.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// The client is idle when nothing has moved for this long.
 const IDLE_AFTER: Duration = Duration::from_secs(30);
@@ -67,12 +67,15 @@ pub(super) enum Why {
     /// It is the preferred one.
     #[display("it is the preferred server")]
     Preferred,
+    /// The nearest is wanted.
+    #[display("it answered first")]
+    First,
     /// The one before is silent, and this one answers.
     #[display("{_0} has been silent for {_1} s, and this server answers")]
     Answers(String, u64),
     /// None answers; each has its turn.
     #[display("{_0} does not answer")]
-    Turn(String),
+    NoAnswer(String),
     /// The one before refuses this client.
     #[display("{_0} refuses this client: {_1}")]
     Refused(String, String),
@@ -81,16 +84,16 @@ pub(super) enum Why {
     Healthy,
 }
 
-/// What to do.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Ask these servers, and the one in use, over all links.
-    Ask(Vec<usize>),
+    /// Ask these servers: over all links, together with the one in use, or over the link that costs least.
+    Probe { whom: Vec<usize>, over_all: bool },
     /// Use this server.
     Use(usize, Why),
 }
 
-/// What is known of a server.
+/// The knowledge about a server.
 #[derive(Clone, Debug, Default)]
 struct Known {
     /// The last answer: when it was asked, and how long it took.
@@ -116,7 +119,7 @@ pub(super) struct ServerChoice {
     chosen_at: Instant,
     why: Why,
     /// When others were asked last, since the server in use was chosen.
-    asked_at: Option<Instant>,
+    probed_at: Option<Instant>,
     next_check: Instant,
     was_reached: bool,
 }
@@ -143,7 +146,7 @@ impl ServerChoice {
             known: vec![Known::default(); servers.len()],
             chosen_at: now,
             why: Why::Preferred,
-            asked_at: None,
+            probed_at: None,
             next_check: now,
             was_reached: false,
         }
@@ -156,15 +159,15 @@ impl ServerChoice {
 
     /// A server was asked, and has answered or not: [`Self::update`] is due.
     pub(super) fn on_answer(&mut self, answer: &ServerAnswer) {
-        self.next_check = answer.asked_at;
+        self.next_check = answer.probed_at;
         let known = &mut self.known[answer.server];
         match answer.result {
             Ok(rtt) => {
-                known.answered = known.answered.max(Some((answer.asked_at, rtt)));
-                known.healthy_since = known.healthy_since.or(Some(answer.asked_at));
+                known.answered = known.answered.max(Some((answer.probed_at, rtt)));
+                known.healthy_since = known.healthy_since.or(Some(answer.probed_at));
             }
             // Another link may have answered the same question.
-            Err(_) if known.answered.is_some_and(|(asked_at, _)| asked_at >= answer.asked_at) => {}
+            Err(_) if known.answered.is_some_and(|(probed_at, _)| probed_at >= answer.probed_at) => {}
             Err(_) => known.healthy_since = None,
         }
     }
@@ -172,7 +175,7 @@ impl ServerChoice {
     /// The server in use refuses this client for good. Returns the next one, unless all do.
     pub(super) fn on_refused(&mut self, now: Instant, reason: &str) -> Option<Order> {
         self.known[self.in_use].refused_at = Some(now);
-        let next = self.next_in_turn();
+        let next = self.next_in_order();
         let all = self.known.iter().all(|known| known.refused_at.is_some());
         (!all).then(|| {
             self.use_server(now, next, Why::Refused(self.names[self.in_use].clone(), reason.to_owned()))
@@ -213,27 +216,30 @@ impl ServerChoice {
         let answers_at = |at: &usize| {
             let known = &self.known[*at];
             let refuses = known.refused_at.is_some_and(|refused| now < refused + REFUSED_FOR);
-            let (asked_at, rtt) = known.answered.filter(|(asked_at, _)| *asked_at > heard && !refuses)?;
-            (*at != self.in_use).then(|| (asked_at + rtt.max(server.rtt) * 2).max(heard + limit))
+            let (probed_at, rtt) = known.answered.filter(|(probed_at, _)| *probed_at > heard && !refuses)?;
+            (*at != self.in_use).then(|| (probed_at + rtt.max(server.rtt) * 2).max(heard + limit))
         };
         let answers = |at: &usize| answers_at(at).is_some_and(|at| at <= now);
         if let Some(at) = self.by_preference.iter().copied().find(answers) {
-            let why = Why::Answers(self.names[self.in_use].clone(), silence.as_secs());
+            let why = match limit.is_zero() {
+                true => Why::First,
+                false => Why::Answers(self.names[self.in_use].clone(), silence.as_secs()),
+            };
             self.known[self.in_use].lapses += u32::from(server.has_session);
             return Some(self.use_server(now, at, why));
         }
-        let turn = (!server.has_session).then_some(heard + TURN);
-        if turn.is_some_and(|turn| turn <= now) {
-            let why = Why::Turn(self.names[self.in_use].clone());
-            return Some(self.use_server(now, self.next_in_turn(), why));
+        let next_server_at = (!server.has_session).then_some(heard + NEXT_SERVER_AFTER);
+        if next_server_at.is_some_and(|next_server_at| next_server_at <= now) {
+            let why = Why::NoAnswer(self.names[self.in_use].clone());
+            return Some(self.use_server(now, self.next_in_order(), why));
         }
         let eligible = self.by_preference.iter().filter_map(answers_at).min();
         let since = heard.max(server.asks_since);
-        let next = self.asked_at.filter(|at| *at > heard);
+        let next = self.probed_at.filter(|at| *at > heard);
         let next = next.map_or(heard + first, |at| next_probe_at(at, since, ASK_INTERVAL, false));
-        let order = if now >= next { self.ask(now, |_| true) } else { None };
+        let order = if now >= next { self.probe(now, true, |_| true) } else { None };
         let next = if order.is_some() { now + ASK_INTERVAL } else { next };
-        self.next_check = [Some(next), turn, eligible].into_iter().flatten().min().unwrap_or(next);
+        self.next_check = [Some(next), next_server_at, eligible].into_iter().flatten().min().unwrap_or(next);
         order
     }
 
@@ -255,10 +261,13 @@ impl ServerChoice {
         {
             return Some(self.use_server(now, at, Why::Healthy));
         }
-        let next = self.asked_at.map_or(now, |at| at + HEALTH_INTERVAL);
+        let next = self.probed_at.map_or(now, |at| at + HEALTH_INTERVAL);
         self.next_check = if now >= next { now + HEALTH_INTERVAL } else { next };
         let nearest = self.choose == Choose::Nearest;
-        if now >= next { self.ask(now, |at| nearest || preferred.contains(&at)) } else { None }
+        if now < next {
+            return None;
+        }
+        self.probe(now, false, |at| nearest || preferred.contains(&at))
     }
 
     /// Whether a server is preferred to the one in use, whose round-trip time is `rtt`.
@@ -274,20 +283,20 @@ impl ServerChoice {
         }
     }
 
-    fn next_in_turn(&self) -> usize {
+    fn next_in_order(&self) -> usize {
         let own = self.by_preference.iter().position(|at| *at == self.in_use).unwrap_or(0);
         self.by_preference[(own + 1) % self.by_preference.len()]
     }
 
-    fn ask(&mut self, now: Instant, whom: impl Fn(usize) -> bool) -> Option<Order> {
-        self.asked_at = Some(now);
-        let asked: Vec<usize> = (0..self.names.len()).filter(|at| *at != self.in_use && whom(*at)).collect();
-        (!asked.is_empty()).then_some(Order::Ask(asked))
+    fn probe(&mut self, now: Instant, over_all: bool, wanted: impl Fn(usize) -> bool) -> Option<Order> {
+        self.probed_at = Some(now);
+        let whom: Vec<usize> = (0..self.names.len()).filter(|at| *at != self.in_use && wanted(*at)).collect();
+        (!whom.is_empty()).then_some(Order::Probe { whom, over_all })
     }
 
     fn use_server(&mut self, now: Instant, at: usize, why: Why) -> Order {
         (self.in_use, self.chosen_at, self.why) = (at, now, why.clone());
-        (self.asked_at, self.next_check) = (None, now);
+        (self.probed_at, self.next_check) = (None, now);
         self.known.iter_mut().for_each(|known| known.healthy_since = None);
         Order::Use(at, why)
     }
@@ -342,7 +351,7 @@ mod tests {
         has_session: bool,
         heard: Instant,
         idle_since: Instant,
-        asked: usize,
+        probes: usize,
         changes: Vec<(u64, usize)>,
     }
 
@@ -358,7 +367,7 @@ mod tests {
                 has_session: false,
                 heard: now,
                 idle_since: now,
-                asked: 0,
+                probes: 0,
                 changes: Vec::new(),
             }
         }
@@ -376,7 +385,7 @@ mod tests {
                 if is_reached {
                     (self.has_session, self.heard) = (true, now);
                 }
-                let due = |answer: &ServerAnswer| answer.asked_at + *answer.result.as_ref().unwrap() <= now;
+                let due = |answer: &ServerAnswer| answer.probed_at + *answer.result.as_ref().unwrap() <= now;
                 for answer in coming.extract_if(.., |answer| due(answer)) {
                     self.choice.on_answer(&answer);
                 }
@@ -392,16 +401,17 @@ mod tests {
                     && let Some(order) = self.choice.update(now, in_use)
                 {
                     match order {
-                        Order::Ask(whom) => {
-                            self.asked += whom.len();
+                        Order::Probe { whom, over_all } => {
+                            assert_eq!(over_all, !is_reached);
+                            self.probes += whom.len();
                             for server in whom {
                                 match self.alive[server] {
                                     Some(rtt) => {
-                                        coming.push(ServerAnswer { server, asked_at: now, result: Ok(rtt) })
+                                        coming.push(ServerAnswer { server, probed_at: now, result: Ok(rtt) })
                                     }
                                     None => self.choice.on_answer(&ServerAnswer {
                                         server,
-                                        asked_at: now,
+                                        probed_at: now,
                                         result: Err("no answer".into()),
                                     }),
                                 }
@@ -430,7 +440,7 @@ mod tests {
     fn the_first_server_is_used_while_it_answers_and_nobody_else_is_asked() {
         let mut world = World::new(&[Some(100 * MS), Some(RTT)], Choose::Order, Return::Idle);
         assert_eq!(world.run(600 * S), []);
-        assert_eq!(world.asked, 0);
+        assert_eq!(world.probes, 0);
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Credentials {
     }
 }
 
-/// What connects to one server.
+/// The parts that connect to one server.
 #[derive(Clone, derive_more::Debug)]
 #[debug("access to server {number}")]
 pub(super) struct ServerAccess {
@@ -108,7 +108,7 @@ impl Servers {
         }))
     }
 
-    /// What connects to a server, and its addresses, if they are known.
+    /// The parts that connect to a server, and its addresses, if they are known.
     pub(super) fn access(&self, number: usize) -> (ServerAccess, Vec<SocketAddr>) {
         (self.access[number].clone(), self.addresses[number].clone())
     }

@@ -317,7 +317,7 @@ pub struct ClientOptions {
     #[serde(with = "One::<Return>", rename = "return")]
     pub return_when: Option<Return>,
 
-    /// What becomes of packets for the tunnel while no server answers [default: block]
+    /// The way of packets for the tunnel while no server answers [default: block]
     #[arg(long, value_name = "block|direct", value_parser = word::<WhenDown>())]
     #[serde(with = "One::<WhenDown>")]
     pub when_down: Option<WhenDown>,
@@ -631,7 +631,8 @@ impl ClientOptions {
             (fallback.token, fallback.token_file) = (None, None);
         }
         fields_or_fallback! { self, fallback;
-            server choose return_when when_down path link class pipes transport ca pin cert key insecure token token_file tun_name
+            server choose return_when when_down path link class pipes transport
+            ca pin cert key insecure token token_file tun_name
             scheduler cc via
             lane lane_rule routes keep_routes dns dns_local kill_switch kill_switch_lan
             share announce accept_from masquerade forward

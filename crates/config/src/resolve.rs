@@ -149,7 +149,7 @@ pub struct ClientConfig {
     pub choose: Choose,
     /// When the client returns to a preferred one.
     pub return_when: Return,
-    /// What becomes of packets while none answers.
+    /// The way of packets while none answers.
     pub when_down: WhenDown,
     /// The name or address, and UDP port, of the server in use: see [`ClientConfig::use_server`].
     pub server: ServerAddr,
@@ -508,7 +508,7 @@ impl ClientConfig {
     }
 
     /// Whether the TUN devices lose their carrier while the tunnel does not work, at once or after a while.
-    pub fn carrier_follows_tunnel(&self) -> bool {
+    pub fn has_carrier_of_tunnel(&self) -> bool {
         self.tun_carrier || self.when_down == WhenDown::Direct
     }
 

@@ -52,7 +52,7 @@ word_enum! {
 }
 
 word_enum! {
-    /// What becomes of packets for the tunnel while no server answers.
+    /// The way of packets for the tunnel while no server answers.
     pub enum WhenDown {
         /// They wait, and are dropped.
         #[default]
@@ -108,7 +108,7 @@ pub struct Server {
     pub weight: u16,
 }
 
-/// What the options say for servers that say nothing themselves.
+/// The options for servers that say nothing themselves.
 pub(super) struct Access {
     pub(super) ca: Option<Ca>,
     pub(super) pin: Vec<Fingerprint>,

@@ -321,7 +321,7 @@ pub enum Event {
     #[display("the server is about to stop (class {class})")]
     ServerStopping { class: ShortText },
     /// A client with several servers uses another one; connections in the tunnel end.
-    #[display("the server is {to} now, no longer {from}: {reason}; {} end", counted(*flows, "connection"))]
+    #[display("the server is {to} now, no longer {from}: {reason}; this ends {}", counted(*flows, "connection"))]
     ServerChanged { from: ShortText, to: ShortText, reason: ShortText, flows: u64 },
     /// The name of the server was resolved.
     #[display("{server} has the addresses {}", comma_separated(addresses))]
@@ -473,8 +473,8 @@ kinds! {
     Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO NetworkChanged INFO
     MtuChanged INFO
     Disconnected WARN Refused WARN NoAnswer WARN AnswersAgain INFO
-        ServerStopping INFO ServerChanged WARN ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
-        ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
+        ServerStopping INFO ServerChanged WARN ServerResolved INFO ResolveFailed WARN ShardChanged INFO
+        ClientConnected INFO ClientDisconnected INFO RequestRefused INFO SecretShared WARN;
     KillSwitch: KillSwitchBlocking INFO KillSwitchArmed INFO KillSwitchLifted INFO KillSwitchRestored WARN;
     Certificate: CertificateIssued INFO CertificateFailed WARN;
     Configuration: ConfigurationRead INFO ConfigurationRefused WARN CertificatesRead INFO

@@ -28,6 +28,9 @@ pub fn render(status: &Status, rates: &Rates, sections: Sections, width: usize) 
         text.extend(wrap(&line, width).into_iter().map(|line| line + "\n"));
     };
     say(&mut text, "", &headline(status));
+    if let Some(ServerInUse { address, why, others }) = &status.server {
+        say(&mut text, "server", &format!("{address}: {why}; others: {}", others.join(", ")));
+    }
     status.notes.iter().for_each(|note| say(&mut text, "note", note));
     match status.kill_switch {
         None | Some(KillSwitchState::Off) => {}
@@ -46,9 +49,6 @@ pub fn render(status: &Status, rates: &Rates, sections: Sections, width: usize) 
         section(&mut text, paths(status, rates), width);
     }
     text.push('\n');
-    if let Some(ServerInUse { address, why, others }) = &status.server {
-        say(&mut text, "server", &format!("{address}: {why}; others: {}", others.join(", ")));
-    }
     if let Some(Session { server, user, resumed }) = &status.session {
         let again = match resumed {
             0 => String::new(),

@@ -34,7 +34,7 @@ const BLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const MATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pages in the order of the index.
-const PAGES: [&str; 26] = [
+const PAGES: [&str; 27] = [
     "README.md",
     "docs/guide/README.md",
     "docs/guide/two-lines-at-home.md",
@@ -61,6 +61,7 @@ const PAGES: [&str; 26] = [
     "docs/guide/many-tunnels.md",
     "docs/guide/past-the-tunnel.md",
     "docs/guide/public-addresses.md",
+    "docs/guide/several-servers.md",
 ];
 
 #[test]
@@ -109,6 +110,7 @@ pages! {
     many_tunnels 23
     past_the_tunnel 24
     public_addresses_of_users 25
+    several_servers 26
 }
 
 fn play(path: &str) {

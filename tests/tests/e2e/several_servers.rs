@@ -161,3 +161,25 @@ fn packets_leave_past_the_tunnel_only_while_no_server_answers_and_only_where_it_
         assert!(!leaves_directly(), "{}", client.log());
     }
 }
+
+#[test]
+fn a_server_with_another_certificate_than_the_pinned_one_is_not_used_and_the_client_goes_on() {
+    let testbed = Testbed::two_links();
+    let _second = open_server(&testbed, 2);
+    let file = testbed.dir().join("client.toml");
+    let text = format!(
+        "server = ['192.0.2.1:4431', {{ address = '192.0.2.1:4432', pin = '{}' }}]\ninsecure = true\n\
+         path = ['eth1', 'eth2']\n",
+        "00".repeat(32)
+    );
+    fs::write(&file, text).expect("a file in the testbed's directory");
+    let args = ["client", "--config", file.to_str().expect("ASCII")];
+    let mut client = testbed.start(Host::Client, &args);
+    std::thread::sleep(Duration::from_secs(12));
+    assert!(client.is_running(), "{}", client.log());
+    // It had its turn, as nobody else answers.
+    assert!(client.log().contains("192.0.2.1:4432 refuses this client"), "{}", client.log());
+    let _first = open_server(&testbed, 1);
+    wait_for_server(&client, 1, SOON);
+    reaches(&testbed, Host::Client, "10.1.0.1");
+}
