@@ -37,10 +37,12 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(20);
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 /// The most doublings of that: an hour for a server that fails again and again. Chosen.
 const MAX_DOUBLINGS: u32 = 6;
-/// A server that refused this client is not chosen for this long, unless it is its next_server_at. Chosen.
+/// A server that refused this client is not chosen for this long, unless it is the next in order. Chosen.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// The client is idle when nothing has moved for this long.
 const IDLE_AFTER: Duration = Duration::from_secs(30);
+/// The pause until the next look where there is nobody to prefer. Longer or shorter: nothing changes.
+const NOTHING_TO_DO: Duration = Duration::from_secs(3600);
 /// The nearest server has to be nearer by a quarter, which is more than the noise of round trips. Chosen.
 const NEARER_PARTS: (u32, u32) = (3, 4);
 
@@ -80,7 +82,7 @@ pub(super) enum Why {
     #[display("{_0} refuses this client: {_1}")]
     Refused(String, String),
     /// A preferred one works again.
-    #[display("it is preferred, and has answered for a minute")]
+    #[display("it is preferred, and answers again")]
     Healthy,
 }
 
@@ -244,17 +246,20 @@ impl ServerChoice {
     }
 
     fn while_reached(&mut self, now: Instant, server: InUse) -> Option<Order> {
-        self.next_check = now + HEALTH_INTERVAL;
-        if self.return_when == Return::Never {
-            return None;
-        }
         let preferred: Vec<usize> =
             self.by_preference.iter().copied().filter(|at| self.is_preferred(*at, server.rtt)).collect();
+        let nearest = self.choose == Choose::Nearest;
+        if self.return_when == Return::Never || preferred.is_empty() && !nearest {
+            self.next_check = now + NOTHING_TO_DO;
+            return None;
+        }
         let is_idle = now.saturating_duration_since(server.idle_since) >= IDLE_AFTER;
         let is_healthy = |at: &usize| {
-            let Known { healthy_since, lapses, .. } = &self.known[*at];
+            let Known { healthy_since, lapses, answered, .. } = &self.known[*at];
             let needed = HEALTHY_AFTER * (1 << lapses.saturating_sub(1).min(MAX_DOUBLINGS));
-            healthy_since.is_some_and(|since| now.saturating_duration_since(since) >= needed)
+            // Where no link leads to it any more, it is not asked, and has no answer that is missing.
+            let is_new = answered.is_some_and(|(probed_at, _)| now < probed_at + 2 * HEALTH_INTERVAL);
+            is_new && healthy_since.is_some_and(|since| now.saturating_duration_since(since) >= needed)
         };
         if (is_idle || self.return_when == Return::Now)
             && let Some(at) = preferred.iter().copied().find(is_healthy)
@@ -262,11 +267,11 @@ impl ServerChoice {
             return Some(self.use_server(now, at, Why::Healthy));
         }
         let next = self.probed_at.map_or(now, |at| at + HEALTH_INTERVAL);
-        self.next_check = if now >= next { now + HEALTH_INTERVAL } else { next };
-        let nearest = self.choose == Choose::Nearest;
         if now < next {
+            self.next_check = next;
             return None;
         }
+        self.next_check = now + HEALTH_INTERVAL;
         self.probe(now, false, |at| nearest || preferred.contains(&at))
     }
 
@@ -489,6 +494,20 @@ mod tests {
                 assert!(server == 0 && (60_000..=81_000).contains(&after), "after {after} ms");
             }
         }
+    }
+
+    #[test]
+    fn a_server_that_cannot_be_asked_any_more_is_not_returned_to() {
+        let mut world = World::new(&[None, Some(RTT)], Choose::Order, Return::Idle);
+        world.run(20 * S);
+        world.alive[0] = Some(RTT);
+        world.idle_since = world.now + 1000 * S;
+        assert_eq!(world.run(100 * S), []);
+        // It has answered for a minute; since then it is neither asked nor used.
+        (world.choice.probed_at, world.idle_since) = (Some(world.now + 1000 * S), world.now);
+        world.now += 50 * S;
+        world.idle_since = world.begin;
+        assert_eq!(world.run(60 * S), []);
     }
 
     #[test]
