@@ -8,6 +8,7 @@ use std::{fmt, net::IpAddr};
 use super::{
     forward::{Forward, ForwardHost},
     servers::Server,
+    text_or_table::TextOrTable,
 };
 use ipnet::IpNet;
 use mpvpn_input::{
@@ -15,10 +16,7 @@ use mpvpn_input::{
     rules::Prefix,
     values::{One, Text},
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::Deserialize;
 
 /// The most networks: as many as a server takes of one session.
 const MAX_NETWORKS: usize = 256;
@@ -55,52 +53,19 @@ impl Text for SiteNetwork {
 /// A network that is announced as another.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Mapped {
+pub(super) struct Mapped {
     #[serde(with = "One::<Prefix>")]
     network: Option<Prefix>,
     #[serde(with = "One::<Prefix>", rename = "as")]
     announced: Option<Prefix>,
 }
 
-/// Reads one network, or a list.
-pub(super) fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SiteNetwork>, D::Error> {
-    from.deserialize_any(NetworksVisitor)
-}
+impl TextOrTable for SiteNetwork {
+    type Table = Mapped;
 
-struct NetworksVisitor;
-
-impl<'de> Visitor<'de> for NetworksVisitor {
-    type Value = Vec<SiteNetwork>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(SiteNetwork::EXPECTED)
-    }
-
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        SiteNetwork::read(text).map(|network| vec![network]).map_err(E::custom)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
-        let Mapped { network, announced } = Mapped::deserialize(MapAccessDeserializer::new(fields))?;
-        let given = network.zip(announced);
-        let (network, announced) = given.ok_or_else(|| serde::de::Error::custom(SiteNetwork::EXPECTED))?;
-        Ok(vec![SiteNetwork { network: network.0, announced: announced.0 }])
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut all = Vec::new();
-        while let Some(Networks(some)) = list.next_element()? {
-            all.extend(some);
-        }
-        Ok(all)
-    }
-}
-
-struct Networks(Vec<SiteNetwork>);
-
-impl<'de> Deserialize<'de> for Networks {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        networks(from).map(Self)
+    fn of_table(Mapped { network, announced }: Mapped) -> Result<Self, String> {
+        let (network, announced) = network.zip(announced).ok_or(Self::EXPECTED)?;
+        Ok(Self { network: network.0, announced: announced.0 })
     }
 }
 
@@ -189,7 +154,7 @@ mod tests {
     fn read(list: &str) -> Result<Vec<SiteNetwork>, String> {
         #[derive(Deserialize)]
         struct File {
-            #[serde(deserialize_with = "networks")]
+            #[serde(deserialize_with = "crate::text_or_table::list")]
             announce: Vec<SiteNetwork>,
         }
         toml::from_str::<File>(&format!("announce = {list}"))

@@ -36,6 +36,7 @@ mod servers;
 mod service;
 mod shards;
 mod site;
+mod text_or_table;
 mod via;
 pub(crate) mod words;
 

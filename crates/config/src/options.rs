@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::{
     acme::{AcmeTable, acme_table},
-    announce::{self, SiteNetwork},
+    announce::SiteNetwork,
     bypass::BypassTables,
     classes::ClassTables,
     dns::{DnsOption, ServerDnsOption},
@@ -23,9 +23,10 @@ use super::{
     limits::LimitRule,
     links::{LinkConfig, link_tables},
     route::RouteRule,
-    servers::{self, Choose, Return, ServerOption, WhenDown},
+    servers::{Choose, Return, ServerOption, WhenDown},
     shards::Shards,
     site::{self, Site},
+    text_or_table,
     via::ViaOption,
     words::{AuthMode, Confine, LogLevel, Nat, ReloadMode, Routes, SharedNetwork, Subnet6, Tcp},
 };
@@ -302,7 +303,7 @@ pub struct ClientOptions {
     /// while the first does not answer. While none answers, the names are resolved again. In a file a server
     /// may have its own `pin` or `ca`, `token-file` and `weight`
     #[arg(long, value_name = "HOST:PORT", value_parser = text::<ServerOption>)]
-    #[serde(deserialize_with = "servers::servers")]
+    #[serde(deserialize_with = "text_or_table::list")]
     #[schemars(with = "Many<ServerOption>")]
     pub server: Vec<ServerOption>,
 
@@ -317,7 +318,7 @@ pub struct ClientOptions {
     #[serde(with = "One::<Return>", rename = "return")]
     pub return_when: Option<Return>,
 
-    /// The way of packets for the tunnel while no server answers [default: block]
+    /// Whether packets for the tunnel are blocked or leave past it while no server answers [default: block]
     #[arg(long, value_name = "block|direct", value_parser = word::<WhenDown>())]
     #[serde(with = "One::<WhenDown>")]
     pub when_down: Option<WhenDown>,
@@ -469,7 +470,7 @@ pub struct ClientOptions {
     /// repeatable. The user needs leave for it (`mpvpn user add --route`). Where another home has the same
     /// network, announce it as one that nobody else has: 192.168.1.0/24=10.77.1.0/24 [default: none]
     #[arg(long, value_name = "CIDR[=CIDR]", value_parser = text::<SiteNetwork>)]
-    #[serde(deserialize_with = "announce::networks")]
+    #[serde(deserialize_with = "text_or_table::list")]
     #[schemars(with = "Many<SiteNetwork>")]
     pub announce: Vec<SiteNetwork>,
 

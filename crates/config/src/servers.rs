@@ -3,7 +3,7 @@
 //! In: values of the file or the command line. Out: [`Server`]s in the order in which they are given. Always
 //! holds: there is at least one, and each is there once.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
 use mpvpn_identity::{
     identity::Fingerprint,
@@ -15,12 +15,9 @@ use mpvpn_input::{
     values::{Many, One, ServerAddr, Text},
 };
 use mpvpn_types::word_enum;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::Deserialize;
 
-use crate::defaults::first_repeated;
+use crate::{defaults::first_repeated, text_or_table::TextOrTable};
 
 /// The most servers. Each is asked while none answers: more would be packets without use. Chosen.
 const MAX_SERVERS: usize = 16;
@@ -93,6 +90,14 @@ impl Text for ServerOption {
     }
 }
 
+impl TextOrTable for ServerOption {
+    type Table = Self;
+
+    fn of_table(table: Self) -> std::result::Result<Self, String> {
+        if table.address.is_some() { Ok(table) } else { Err("a server has no `address`".to_owned()) }
+    }
+}
+
 /// A server of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
@@ -153,49 +158,4 @@ pub(super) fn resolve(given: Vec<ServerOption>, general: &Access) -> Result<Vec<
 /// The address of the first server.
 pub(super) fn first(given: &[ServerOption]) -> Option<&ServerAddr> {
     given.first()?.address.as_ref()
-}
-
-/// Reads one server, or a list.
-pub(super) fn servers<'de, D: Deserializer<'de>>(
-    from: D,
-) -> std::result::Result<Vec<ServerOption>, D::Error> {
-    from.deserialize_any(ServersVisitor)
-}
-
-struct ServersVisitor;
-
-impl<'de> Visitor<'de> for ServersVisitor {
-    type Value = Vec<ServerOption>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, or a list of such", ServerOption::EXPECTED)
-    }
-
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Self::Value, E> {
-        ServerOption::read(text).map(|server| vec![server]).map_err(E::custom)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> std::result::Result<Self::Value, A::Error> {
-        let server = ServerOption::deserialize(MapAccessDeserializer::new(fields))?;
-        match server.address {
-            Some(_) => Ok(vec![server]),
-            None => Err(A::Error::custom("a server has no `address`")),
-        }
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
-        let mut all = Vec::new();
-        while let Some(Servers(some)) = list.next_element()? {
-            all.extend(some);
-        }
-        Ok(all)
-    }
-}
-
-struct Servers(Vec<ServerOption>);
-
-impl<'de> Deserialize<'de> for Servers {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        servers(from).map(Self)
-    }
 }
