@@ -22,6 +22,7 @@ pub mod reload_report;
 mod render;
 mod resequencing;
 mod server;
+mod session;
 mod table;
 
 use mpvpn_input::role::Role;
@@ -43,6 +44,7 @@ pub use render::{Sections, render, render_flows, render_links, used_of};
 pub use render::{format_bytes, format_duration, format_rate};
 pub use resequencing::{FecStats, PathFec, Resequencing};
 pub use server::{Budget, Handshakes, RefusedRequests};
+pub use session::{ServerInUse, Session};
 pub use table::{Table, UNKNOWN, fit, section, wrap};
 
 /// The status of one process: the answer of `GET /v1/status`.
@@ -265,28 +267,6 @@ pub struct User {
     /// Bytes of IP packets received from the user's clients since the server started.
     #[serde(default)]
     pub rx_bytes: u64,
-}
-
-/// The server that a client uses, of several.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ServerInUse {
-    /// Its name or address, and port.
-    pub address: String,
-    /// Why it is used, as a sentence.
-    pub why: String,
-    /// The other servers.
-    pub others: Vec<String>,
-}
-
-/// The session of a client.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Session {
-    /// Address and port of the server.
-    pub server: String,
-    /// Name of the user at the server.
-    pub user: String,
-    /// How often the session was resumed.
-    pub resumed: u64,
 }
 
 /// One class of traffic, which has a connection of its own; at a server, all connections of that class
