@@ -87,8 +87,8 @@ fn resolve_server(
     report: &(dyn Fn(&str) + Sync),
 ) -> Result<Vec<SocketAddr>, RunError> {
     let server = &config.server;
-    if let Some(ip) = server.ip() {
-        return Ok(vec![SocketAddr::new(ip, server.port)]);
+    if let Some(address) = server.socket_addr() {
+        return Ok(vec![address]);
     }
     let found = runtime()?.block_on(tokio::net::lookup_host((server.host.as_str(), server.port)));
     match found {

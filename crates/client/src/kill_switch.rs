@@ -95,10 +95,7 @@ impl ClientKillSwitch {
         let mut shared = Shared {
             switch: Some(switch),
             allows_lan,
-            proxies: proxy
-                .and_then(|proxy| Some(SocketAddr::new(proxy.ip()?, proxy.port)))
-                .into_iter()
-                .collect(),
+            proxies: proxy.and_then(|proxy| proxy.socket_addr()).into_iter().collect(),
             servers: Vec::new(),
             resolvers,
         };

@@ -204,6 +204,11 @@ impl ServerAddr {
     pub fn ip(&self) -> Option<IpAddr> {
         self.host.parse().ok()
     }
+
+    /// The address with its port, if the host is one.
+    pub fn socket_addr(&self) -> Option<SocketAddr> {
+        Some(SocketAddr::new(self.ip()?, self.port))
+    }
 }
 
 impl fmt::Display for ServerAddr {

@@ -60,8 +60,8 @@ pub async fn look_up(server: ServerAddr, resolve: Option<Resolve>) -> Result<Vec
         return found.map(Iterator::collect).map_err(|error| error.to_string());
     };
     let port = server.port;
-    if let Some(ip) = server.ip() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
+    if let Some(address) = server.socket_addr() {
+        return Ok(vec![address]);
     }
     let found = spawn_blocking(move || resolve(&server.host)).await;
     let addresses = found.unwrap_or_else(|_| Err("the resolver of the app panicked".to_owned()))?;
