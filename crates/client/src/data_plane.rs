@@ -335,7 +335,7 @@ impl DataPlane {
             }
         }
         if over_all {
-            self.connections.probe_paths(now);
+            self.connections.default_client_mut().probe_paths(now);
         }
     }
 

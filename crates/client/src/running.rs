@@ -96,8 +96,8 @@ impl Running {
     pub(super) fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), RunError> {
         let now = Instant::now();
         let server = &self.config.server;
-        let known = server.ip().map(|ip| SocketAddr::new(ip, server.port));
-        self.set_remotes(event_loop, now, known.into_iter().collect())?;
+        let known = server.socket_addr().into_iter().collect();
+        self.set_remotes(event_loop, now, known)?;
         for (_, link) in self.data_plane.sockets.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
             let (link, reason) = (link.name.as_str().into(), link.reason.into());
             self.events.report(Event::LinkUnusable { link, reason });
@@ -195,13 +195,12 @@ impl Running {
         let report = self.data_plane.connections.default_client_mut().report(now);
         let heard = report.outage.map_or(now, |outage| outage.since);
         let rtt = report.paths.iter().map(|path| path.view.rtt).min().unwrap_or_default();
-        servers.on_carried(now, report.counters.tx_bytes + report.counters.rx_bytes);
+        let carried = report.counters.tx_bytes + report.counters.rx_bytes;
         let asks_since = self.data_plane.connections.default_client().probes_restarted_at();
-        let server = InUse { is_reached, heard, asks_since, rtt, has_session: false, idle_since: now };
-        match servers.update(now, server) {
+        match servers.choice.update(now, InUse { is_reached, heard, asks_since, rtt, carried }) {
             Some(Order::Probe { whom, over_all }) => {
                 for number in whom {
-                    let (addresses, name) = servers.question(now, number);
+                    let (addresses, name) = servers.addresses_of(now, number);
                     self.data_plane.probe_server(now, number, addresses, over_all);
                     if let Some(name) = name {
                         self.slow.resolve(name);
@@ -226,7 +225,6 @@ impl Running {
         let Some(servers) = &mut self.servers else { return Ok(()) };
         let (access, addresses) = servers.access(number);
         let state_dir = servers.state_dir.clone();
-        servers.has_session = false;
         let from = self.config.server.to_string().into();
         self.config.use_server(number);
         let (to, reason) = (self.config.server.to_string().into(), ShortText::of(why));
@@ -530,7 +528,7 @@ impl Running {
         for link in &mut status.links {
             self.link_use.add_to_status(&self.data_plane.policies, link);
         }
-        status.server = self.servers.as_ref().map(Servers::in_use);
+        status.server = self.servers.as_ref().map(|servers| servers.choice.status());
         status.proxy = self.kind.proxy().is_some();
         status.notes.extend(self.config.note());
         status.announced = self.networks();
@@ -599,7 +597,6 @@ impl Running {
                     self.report_connected(&assignment);
                     if let Some(servers) = &mut self.servers {
                         servers.choice.on_up();
-                        servers.has_session = true;
                     }
                     self.kind.set_up(true);
                     self.session.set_up(true);

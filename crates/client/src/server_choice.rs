@@ -10,40 +10,50 @@ use std::time::Instant;
 use derive_more::Display;
 use mpvpn_config::{Choose, Return, Server};
 use mpvpn_path::next_probe_at;
+use mpvpn_status::ServerInUse;
 use mpvpn_tunnel::ServerAnswer;
 use mpvpn_types::Duration;
 
-/// A server with a session is left after this silence, or five round trips if these are longer (fixed by the
-/// design).
+/// A server with a session is left after this silence, or five round trips if these are longer. Shorter: an
+/// outage of the links ends connections; longer: people wait. Given by the design.
 const LEAVE_AFTER: Duration = Duration::from_secs(3);
-/// Round trips of silence after which a server is left.
+/// Round trips of silence after which a server is left, where these are longer. Fewer: one lost packet may
+/// do; more: slow links wait.
 const LEAVE_AFTER_RTTS: u32 = 5;
 /// A server that has not answered yet is left after this time, if another one answers. Longer: a dead first
 /// server delays the start; shorter: slow links begin at another server. Chosen; a handshake takes two round
 /// trips.
 const START_AFTER: Duration = Duration::from_secs(1);
 /// Without any answer the next server is tried after this time, as questions may not reach what a connection
-/// reaches (by TCP, by another address family). Chosen.
+/// reaches (by TCP, by another address family). Shorter: a slow connection by TCP is given up; longer: a dead
+/// first server delays the start there. Chosen.
 const NEXT_SERVER_AFTER: Duration = Duration::from_secs(8);
 /// The shortest pause between questions while nothing is heard; it grows with the silence, as that of other
-/// probes (docs/design/liveness.md). Chosen.
+/// probes (docs/design/liveness.md). Shorter: more handshakes; longer: a server that is back is found later.
+/// Chosen.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
-/// The silence after which the others are asked: an answer is there when the server is left. Chosen.
+/// The silence after which the others are asked. Shorter: short gaps cost handshakes; longer than
+/// [`LEAVE_AFTER`] less a handshake: the change waits for the answer. Chosen.
 const ASK_AFTER: Duration = Duration::from_millis(500);
 /// The pause between questions to preferred servers. Shorter: more handshakes at servers; longer: an outage
 /// in between is not seen. Chosen; three questions in [`HEALTHY_AFTER`].
 const HEALTH_INTERVAL: Duration = Duration::from_secs(20);
-/// A preferred server is used again after it has answered for this long.
+/// A preferred server is used again after it has answered for this long. Shorter: a server that fails again
+/// and again ends connections; longer: a worse server is used for longer. Given by the design.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
-/// The most doublings of that: an hour for a server that fails again and again. Chosen.
+/// The most doublings of that. Fewer: a server that fails each hour is used each hour; more: it is never used
+/// again. Chosen.
 const MAX_DOUBLINGS: u32 = 6;
-/// A server that refused this client is not chosen for this long, unless it is the next in order. Chosen.
+/// A server that refused this client is not chosen for this long, unless it is the next in order. Shorter: it
+/// is asked in vain; longer: a new token counts later. Chosen.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
-/// The client is idle when nothing has moved for this long.
+/// The client is idle when nothing has moved for this long. Shorter: pauses of people end their connections;
+/// longer: chatty machines never return. Given by the design.
 const IDLE_AFTER: Duration = Duration::from_secs(30);
 /// The pause until the next look where there is nobody to prefer. Longer or shorter: nothing changes.
 const NOTHING_TO_DO: Duration = Duration::from_secs(3600);
-/// The nearest server has to be nearer by a quarter, which is more than the noise of round trips. Chosen.
+/// The nearest server has to have less than this part of the round trip: numerator and denominator. More:
+/// noise changes the server; less: a worse one is used for longer. Chosen.
 const NEARER_PARTS: (u32, u32) = (3, 4);
 
 /// The server in use, as far as it matters here.
@@ -51,16 +61,14 @@ const NEARER_PARTS: (u32, u32) = (3, 4);
 pub(super) struct InUse {
     /// Whether its packets arrive.
     pub(super) is_reached: bool,
-    /// Whether it has a session of this client.
-    pub(super) has_session: bool,
     /// When something of it last arrived, or it was chosen.
     pub(super) heard: Instant,
     /// The last reason to ask anew for servers that are not heard.
     pub(super) asks_since: Instant,
     /// Its round-trip time over the best path.
     pub(super) rtt: Duration,
-    /// Since when nothing moves through the tunnel.
-    pub(super) idle_since: Instant,
+    /// Bytes that the tunnel has carried in all.
+    pub(super) carried: u64,
 }
 
 /// Why a server is used.
@@ -120,6 +128,10 @@ pub(super) struct ServerChoice {
     in_use: usize,
     chosen_at: Instant,
     why: Why,
+    /// Whether it has had a session of this client since it was chosen.
+    has_session: bool,
+    /// The bytes that the tunnel has carried, and when that number was last seen to change.
+    carried: (u64, Instant),
     /// When others were asked last, since the server in use was chosen.
     probed_at: Option<Instant>,
     next_check: Instant,
@@ -148,15 +160,27 @@ impl ServerChoice {
             known: vec![Known::default(); servers.len()],
             chosen_at: now,
             why: Why::Preferred,
+            has_session: false,
+            carried: (0, now),
             probed_at: None,
             next_check: now,
             was_reached: false,
         }
     }
 
-    /// The number of the server in use, and why.
-    pub(super) fn in_use(&self) -> (usize, &Why) {
-        (self.in_use, &self.why)
+    /// The number of the server in use.
+    pub(super) fn in_use(&self) -> usize {
+        self.in_use
+    }
+
+    /// The server in use, for the status.
+    pub(super) fn status(&self) -> ServerInUse {
+        let others = self.names.iter().enumerate().filter(|(at, _)| *at != self.in_use);
+        ServerInUse {
+            address: self.names[self.in_use].clone(),
+            why: self.why.to_string(),
+            others: others.map(|(_, name)| name.clone()).collect(),
+        }
     }
 
     /// A server was asked, and has answered or not: [`Self::update`] is due.
@@ -187,6 +211,7 @@ impl ServerChoice {
     /// The server in use has a session of this client.
     pub(super) fn on_up(&mut self) {
         self.known[self.in_use].refused_at = None;
+        self.has_session = true;
     }
 
     /// Whether [`Self::update`] has something to do.
@@ -202,13 +227,16 @@ impl ServerChoice {
     /// Decides; to be called again and again while it gives orders.
     pub(super) fn update(&mut self, now: Instant, server: InUse) -> Option<Order> {
         self.was_reached = server.is_reached;
+        if self.carried.0 != server.carried {
+            self.carried = (server.carried, now);
+        }
         if server.is_reached { self.while_reached(now, server) } else { self.while_silent(now, server) }
     }
 
     fn while_silent(&mut self, now: Instant, server: InUse) -> Option<Order> {
         let heard = server.heard.max(self.chosen_at);
         let silence = now.saturating_duration_since(heard);
-        let (limit, first) = match (server.has_session, self.choose) {
+        let (limit, first) = match (self.has_session, self.choose) {
             (true, _) => (LEAVE_AFTER.max(server.rtt * LEAVE_AFTER_RTTS), ASK_AFTER),
             // The first answer wins.
             (false, Choose::Nearest) => (Duration::ZERO, Duration::ZERO),
@@ -227,10 +255,10 @@ impl ServerChoice {
                 true => Why::First,
                 false => Why::Answers(self.names[self.in_use].clone(), silence.as_secs()),
             };
-            self.known[self.in_use].lapses += u32::from(server.has_session);
+            self.known[self.in_use].lapses += u32::from(self.has_session);
             return Some(self.use_server(now, at, why));
         }
-        let next_server_at = (!server.has_session).then_some(heard + NEXT_SERVER_AFTER);
+        let next_server_at = (!self.has_session).then_some(heard + NEXT_SERVER_AFTER);
         if next_server_at.is_some_and(|next_server_at| next_server_at <= now) {
             let why = Why::NoAnswer(self.names[self.in_use].clone());
             return Some(self.use_server(now, self.next_in_order(), why));
@@ -253,7 +281,7 @@ impl ServerChoice {
             self.next_check = now + NOTHING_TO_DO;
             return None;
         }
-        let is_idle = now.saturating_duration_since(server.idle_since) >= IDLE_AFTER;
+        let is_idle = now.saturating_duration_since(self.carried.1) >= IDLE_AFTER;
         let is_healthy = |at: &usize| {
             let Known { healthy_since, lapses, answered, .. } = &self.known[*at];
             let needed = HEALTHY_AFTER * (1 << lapses.saturating_sub(1).min(MAX_DOUBLINGS));
@@ -301,7 +329,7 @@ impl ServerChoice {
 
     fn use_server(&mut self, now: Instant, at: usize, why: Why) -> Order {
         (self.in_use, self.chosen_at, self.why) = (at, now, why.clone());
-        (self.probed_at, self.next_check) = (None, now);
+        (self.has_session, self.probed_at, self.next_check) = (false, None, now);
         self.known.iter_mut().for_each(|known| known.healthy_since = None);
         Order::Use(at, why)
     }
@@ -353,9 +381,10 @@ mod tests {
         choice: ServerChoice,
         /// Which servers answer, and after which time.
         alive: Vec<Option<Duration>>,
-        has_session: bool,
         heard: Instant,
-        idle_since: Instant,
+        /// Something moves at all times until then.
+        busy_until: Instant,
+        carried: u64,
         probes: usize,
         changes: Vec<(u64, usize)>,
     }
@@ -369,9 +398,9 @@ mod tests {
                 now,
                 choice,
                 alive: alive.to_vec(),
-                has_session: false,
                 heard: now,
-                idle_since: now,
+                busy_until: now,
+                carried: 0,
                 probes: 0,
                 changes: Vec::new(),
             }
@@ -384,11 +413,13 @@ mod tests {
             while self.now < end {
                 self.now += 10 * MS;
                 let now = self.now;
-                let (used, _) = self.choice.in_use();
+                let used = self.choice.in_use();
+                self.carried += u64::from(now < self.busy_until);
                 let connected_at = |rtt: Duration| self.choice.chosen_at + rtt * 2;
                 let is_reached = self.alive[used].is_some_and(|rtt| now >= connected_at(rtt));
                 if is_reached {
-                    (self.has_session, self.heard) = (true, now);
+                    self.choice.on_up();
+                    self.heard = now;
                 }
                 let due = |answer: &ServerAnswer| answer.probed_at + *answer.result.as_ref().unwrap() <= now;
                 for answer in coming.extract_if(.., |answer| due(answer)) {
@@ -396,11 +427,10 @@ mod tests {
                 }
                 let in_use = InUse {
                     is_reached,
-                    has_session: self.has_session,
                     heard: self.heard,
                     asks_since: self.heard,
                     rtt: RTT,
-                    idle_since: self.idle_since,
+                    carried: self.carried,
                 };
                 while self.choice.is_due(now, is_reached)
                     && let Some(order) = self.choice.update(now, in_use)
@@ -423,7 +453,6 @@ mod tests {
                             }
                         }
                         Order::Use(at, _) => {
-                            self.has_session = false;
                             self.changes.push(((now - self.begin).as_millis() as u64, at));
                             break;
                         }
@@ -486,7 +515,7 @@ mod tests {
             world.run(20 * S);
             let back = world.now;
             world.alive[0] = Some(RTT);
-            world.idle_since = if idle { world.now } else { world.now + 1000 * S };
+            world.busy_until = if idle { world.now } else { world.now + 1000 * S };
             let changes = world.run(100 * S).to_vec();
             assert_eq!(!changes.is_empty(), expected, "{return_when:?} {idle} {changes:?}");
             for (at, server) in changes {
@@ -501,12 +530,12 @@ mod tests {
         let mut world = World::new(&[None, Some(RTT)], Choose::Order, Return::Idle);
         world.run(20 * S);
         world.alive[0] = Some(RTT);
-        world.idle_since = world.now + 1000 * S;
+        world.busy_until = world.now + 1000 * S;
         assert_eq!(world.run(100 * S), []);
         // It has answered for a minute; since then it is neither asked nor used.
-        (world.choice.probed_at, world.idle_since) = (Some(world.now + 1000 * S), world.now);
+        (world.choice.probed_at, world.busy_until) = (Some(world.now + 1000 * S), world.now);
+        world.choice.carried = (world.carried, world.now);
         world.now += 50 * S;
-        world.idle_since = world.begin;
         assert_eq!(world.run(60 * S), []);
     }
 

@@ -14,17 +14,14 @@ use mpvpn_identity::{
     token::Token,
 };
 use mpvpn_input::values::ServerAddr;
-use mpvpn_status::ServerInUse;
 use mpvpn_tcp::connection::TcpTransportConfig;
-use mpvpn_tunnel::OtherServer;
+use mpvpn_tunnel::{OtherServer, OtherServers};
 use mpvpn_types::{CongestionControl, Duration};
 
-use super::{
-    connection_factory::ConnectionFactory,
-    server_choice::{InUse, Order, ServerChoice},
-};
+use super::{connection_factory::ConnectionFactory, server_choice::ServerChoice};
 
-/// The addresses of a name are looked up again after this time. Chosen.
+/// The addresses of a name are looked up again after this time. Shorter: load on name servers; longer: a
+/// server that moved is found later. Chosen.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// TLS and token of a server.
@@ -59,7 +56,7 @@ pub(super) struct ServerAccess {
 
 impl ServerAccess {
     /// How the server is asked whether it answers.
-    pub(super) fn other_server(&self, cc: CongestionControl) -> OtherServer {
+    fn other_server(&self, cc: CongestionControl) -> OtherServer {
         let ConnectionFactory { setups, tunnel, .. } = &self.connection_factory;
         OtherServer { setup: setups.of(cc).clone(), name: tunnel.server_name.clone() }
     }
@@ -72,10 +69,6 @@ pub(super) struct Servers {
     names: Vec<ServerAddr>,
     addresses: Vec<Vec<SocketAddr>>,
     resolved_at: Vec<Option<Instant>>,
-    /// Whether the server in use has had a session of this client since it was chosen.
-    pub(super) has_session: bool,
-    /// The bytes that the tunnel has carried, and when that number last changed.
-    carried: (u64, Instant),
     pub(super) state_dir: Option<PathBuf>,
 }
 
@@ -94,18 +87,20 @@ impl Servers {
         let mut draws =
             draws.chunks_exact(4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
         let chance = |below: u32| draws.next().unwrap_or(0) % below;
-        let address = |of: &ServerAddr| of.ip().map(|ip| SocketAddr::new(ip, of.port)).into_iter().collect();
         let names: Vec<ServerAddr> = config.servers.iter().map(|server| server.address.clone()).collect();
         Ok(Some(Self {
             choice: ServerChoice::new(now, &config.servers, config.choose, config.return_when, chance),
             access,
-            addresses: names.iter().map(address).collect(),
+            addresses: names.iter().map(|name| name.socket_addr().into_iter().collect()).collect(),
             resolved_at: vec![None; names.len()],
             names,
-            has_session: false,
-            carried: (0, now),
             state_dir,
         }))
+    }
+
+    /// Asks the servers.
+    pub(super) fn to_others(&self, cc: CongestionControl) -> Option<OtherServers> {
+        OtherServers::new(self.access.iter().map(|access| access.other_server(cc)).collect())
     }
 
     /// The parts that connect to a server, and its addresses, if they are known.
@@ -119,7 +114,11 @@ impl Servers {
     }
 
     /// The addresses of a server that is to be asked, and its name, if that is to be resolved.
-    pub(super) fn question(&mut self, now: Instant, number: usize) -> (&[SocketAddr], Option<&ServerAddr>) {
+    pub(super) fn addresses_of(
+        &mut self,
+        now: Instant,
+        number: usize,
+    ) -> (&[SocketAddr], Option<&ServerAddr>) {
         let name = &self.names[number];
         let is_fresh = self.resolved_at[number].is_some_and(|at| now < at + RESOLVE_INTERVAL);
         let wanted = name.ip().is_none() && !is_fresh;
@@ -137,29 +136,5 @@ impl Servers {
             self.addresses[at] = found.to_vec();
         }
         is_new
-    }
-
-    /// The tunnel has carried so many bytes in all.
-    pub(super) fn on_carried(&mut self, now: Instant, bytes: u64) {
-        if self.carried.0 != bytes {
-            self.carried = (bytes, now);
-        }
-    }
-
-    /// The next order; `server` without what this struct knows.
-    pub(super) fn update(&mut self, now: Instant, server: InUse) -> Option<Order> {
-        let (has_session, idle_since) = (self.has_session, self.carried.1);
-        self.choice.update(now, InUse { has_session, idle_since, ..server })
-    }
-
-    /// The server in use, for the status.
-    pub(super) fn in_use(&self) -> ServerInUse {
-        let (number, why) = self.choice.in_use();
-        let others = self.names.iter().enumerate().filter(|(at, _)| *at != number);
-        ServerInUse {
-            address: self.names[number].to_string(),
-            why: why.to_string(),
-            others: others.map(|(_, name)| name.to_string()).collect(),
-        }
     }
 }

@@ -17,9 +17,7 @@ use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_status::events::EventSender;
 use mpvpn_tcp::connection::TcpTransportConfig;
 use mpvpn_threads::{event_loop::EventLoop, service_manager::ServiceManager, slow_thread::SlowThread};
-use mpvpn_tunnel::{
-    ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, EchoWatch, OtherServers, TunnelMode,
-};
+use mpvpn_tunnel::{ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, EchoWatch, TunnelMode};
 use mpvpn_types::{ClassId, Fec};
 
 use super::{
@@ -208,9 +206,8 @@ impl Running {
         if let Some(kill_switch) = kind.kill_switch() {
             kill_switch.set_events(events.clone());
         }
-        let others = OtherServers::new(access.iter().map(|access| access.other_server(config.cc)).collect());
         let servers = Servers::new(Instant::now(), &config, access.clone(), state_dir.clone())?;
-        let number = servers.as_ref().map_or(0, |servers| servers.choice.in_use().0);
+        let number = servers.as_ref().map_or(0, |servers| servers.choice.in_use());
         config.use_server(number);
         let parts = ShardParts {
             socket_options,
@@ -222,7 +219,7 @@ impl Running {
             echo_watch: EchoWatch::new(Instant::now()),
         };
         let mut data_plane = parts.data_plane(0, links, devices, event_loop)?;
-        data_plane.other_servers = others.filter(|_| servers.is_some());
+        data_plane.other_servers = servers.as_ref().and_then(|servers| servers.to_others(parts.config.cc));
         let keeper = SessionKeeper::load(&parts.config, state_dir.as_deref())?;
         keeper.resume(data_plane.connections.default_client_mut());
         let mut shards = FirstShard::new(Role::Client, event_loop.wake.clone());

@@ -521,11 +521,6 @@ impl ClientConfig {
         (self.server, self.trust, self.token, self.token_file) = (address, trust, token, token_file);
     }
 
-    /// The number of the server in use.
-    pub fn server_in_use(&self) -> usize {
-        self.servers.iter().position(|server| server.address == self.server).unwrap_or(0)
-    }
-
     /// The addresses of the server: those that were found for its name, and those of `[[link]]`.
     pub fn servers(&self, found: &[SocketAddr]) -> Vec<SocketAddr> {
         let of_links = self.links.iter().filter_map(|link| link.server);

@@ -205,11 +205,6 @@ impl ClassConnections {
         self.flows.clear();
     }
 
-    /// Finds out which paths of the default class work.
-    pub fn probe_paths(&mut self, now: Instant) {
-        self.default_client_mut().probe_paths(now);
-    }
-
     /// Removes a class and closes its connection; its traffic uses the default class. The default class is
     /// never removed.
     pub fn remove_class(&mut self, now: Instant, id: ClassId) {

@@ -150,8 +150,8 @@ impl Client {
         }
     }
 
-    /// Finds out which paths work, as another connection over the same links has lost one.
-    pub(crate) fn probe_paths(&mut self, now: Instant) {
+    /// Finds out which paths work, as something else has lost one or doubts them.
+    pub fn probe_paths(&mut self, now: Instant) {
         if let Some(session) = &mut self.session {
             session.multipath.probe_paths(now);
         }

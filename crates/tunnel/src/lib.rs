@@ -67,7 +67,7 @@ pub use multipath::{
     FecCounters, PathFecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates,
     extensions::passes_gateways,
 };
-pub use other_servers::{ANSWER_TIMEOUT, OtherServer, OtherServers, ServerAnswer};
+pub use other_servers::{OtherServer, OtherServers, ServerAnswer};
 pub use pool::{AddressPool, AddressSet, Addresses, LeaseRecord, PoolExhausted, RestoreError, SessionSecret};
 pub use registry::{ConnectionNumber, ConnectionSlot, Registry, SecretSharing};
 pub use relay::{RelayId, RelayRead};

@@ -15,7 +15,7 @@ use mpvpn_types::{Duration, Instant, LinkId, earliest};
 
 /// A probe without an answer for this long has none. Longer than three round trips over two satellites,
 /// and a lost packet. Chosen. Smaller: slow links find no server; larger: memory for dead servers.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a server is asked.
 #[derive(Clone)]
