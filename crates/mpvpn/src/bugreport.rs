@@ -138,6 +138,9 @@ mod tests {
         let text = "server = \"vpn.example.org:443\"\npublic='edge.example'\nname = \"x\"\n[acme]\ndomains = [\"a.example\", \"b.example\"]\n";
         let names = "vpn.example.org edge.example a.example b.example";
         assert!(report(&[text], &[], &[names]).ends_with("\n[server] [server] [server] [server]\n"));
+        let text = "server = ['vpn.example.org', { address = 'edge.example:4433', weight = 2 }]\n";
+        let shown = report(&[text], &[], &["vpn.example.org edge.example"]);
+        assert!(shown.ends_with("\n[server] [server]\n"), "{shown}");
     }
 
     #[test]

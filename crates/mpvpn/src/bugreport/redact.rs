@@ -52,8 +52,9 @@ impl Redactor {
         match value {
             Value::Object(all) => {
                 for (inner, value) in all {
-                    let of_user = inner == "name" && matches!(key, "user" | "users");
-                    self.learn(if of_user { key } else { inner }, value);
+                    let names_it =
+                        matches!((key, inner.as_str()), ("user" | "users", "name") | ("server", "address"));
+                    self.learn(if names_it { key } else { inner }, value);
                 }
             }
             Value::Array(all) => all.iter().for_each(|value| self.learn(key, value)),
